@@ -1,0 +1,17 @@
+"""Distributed SGD that communicates little, needs no center and tolerates uneven machines, as optax
+transforms.
+
+One transform text runs on one chip, on a mesh and on a pod: see `runtime`.
+"""
+
+from jax_dsgd import algorithms as algorithms
+from jax_dsgd import checkpoint as checkpoint
+from jax_dsgd import collectives as collectives
+from jax_dsgd import compressors as compressors
+from jax_dsgd import ledger as ledger
+from jax_dsgd import memories as memories
+from jax_dsgd import runtime as runtime
+from jax_dsgd import topologies as topologies
+from jax_dsgd import transforms as transforms
+
+__version__ = '0.1.0'

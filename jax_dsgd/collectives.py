@@ -1,0 +1,282 @@
+"""The wire: the only file of the library that calls a `jax.lax` collective.
+
+Every function takes per-worker values and the name of the axis that the workers lie on, and gives
+the same numbers under `jax.vmap(axis_name=...)`, `jax.shard_map` and `jax.pmap`. Results vary over
+the axis by type even when they agree by value, so that they fit loop carries and `lax.cond`
+branches beside per-worker state.
+
+Trees cross in as few collectives as possible: leaves that are gathered or permuted travel in one
+flat buffer a dtype, and leaves that are summed in one variadic all-reduce a dtype, which XLA builds
+without a copy.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_dsgd import topologies
+
+Axes = str | Sequence[str]
+
+
+def worker_count(axis_name: str) -> int:
+  """The number of workers on the axis, a Python int.
+
+  Raises:
+    ValueError: no enclosing vmap, shard_map or pmap binds the axis.
+  """
+  try:
+    return jax.lax.axis_size(axis_name)
+  except NameError:
+    raise ValueError(
+      f'axis_name={axis_name!r} is not bound here: call this inside runtime.simulate(...).spmd, '
+      'runtime.on_mesh(...).spmd, '
+      f'or a vmap, shard_map or pmap with that axis name'
+    ) from None
+
+
+def worker_index(axis_name: str) -> jax.Array:
+  """This worker's place on the axis, an int32 scalar in [0, worker_count)."""
+  worker_count(axis_name)
+  return jax.lax.axis_index(axis_name)
+
+
+def worker_key(key: jax.Array, axis_name: str) -> jax.Array:
+  """A key of this worker's own, from one that all workers share."""
+  return jax.random.fold_in(key, worker_index(axis_name))
+
+
+def own_entry(table: np.ndarray, axis_name: str) -> jax.Array | float:
+  """This worker's entry of a table of one number a worker; a plain number where all agree.
+
+  Raises:
+    ValueError: the table has not one entry a worker.
+  """
+  if table.shape != (worker_count(axis_name),):
+    raise ValueError(
+      f'a table of shape {table.shape} does not have one entry for each of '
+      f'{worker_count(axis_name)} workers'
+    )
+  if (table == table[0]).all():
+    return float(table[0])
+  return jnp.asarray(table, jnp.float32)[worker_index(axis_name)]
+
+
+def _tracked(axis_name: str) -> bool:
+  """Whether types say which values vary over the axis (shard_map with check_vma=True)."""
+  return axis_name in _varying_axes(worker_index(axis_name))
+
+
+def _varying_axes(x: Any) -> frozenset[str]:
+  return jax.typeof(x).mat.varying
+
+
+def vary(tree: Any, axis_name: str) -> Any:
+  """The same values, typed as varying over the axis where JAX keeps track of that."""
+  if not _tracked(axis_name):
+    return tree
+  return jax.tree.map(
+    lambda x: x if axis_name in _varying_axes(x) else jax.lax.pcast(x, axis_name, to='varying'),
+    tree,
+  )
+
+
+def vary_like(tree: Any, like: Any) -> Any:
+  """The same values, typed as varying over at least the axes that `like` varies over, leaf by leaf:
+  for branches of one condition."""
+
+  def match(x: jax.Array, like: jax.Array) -> jax.Array:
+    missing = _varying_axes(like) - _varying_axes(x)
+    return jax.lax.pcast(x, tuple(sorted(missing)), to='varying') if missing else x
+
+  return jax.tree.map(match, tree, like)
+
+
+def require_varying(updates: Any, axis_name: str) -> None:
+  """Refuses gradients that are the same on every worker by type: shard_map has summed them already.
+
+  Inside `shard_map` with `check_vma=True` the gradient with respect to a *replicated* value is the
+  sum over the axis, so averaging it again would give a W-fold step. Per-worker parameters (rows, as
+  in `runtime`) have per-worker gradients.
+
+  Raises:
+    ValueError: naming the first such leaf.
+  """
+  if not _tracked(axis_name):
+    return
+  for path, leaf in jax.tree_util.tree_leaves_with_path(updates):
+    if axis_name not in _varying_axes(leaf):
+      raise ValueError(
+        f'updates of leaf {leaf_name(path)!r} do not vary over axis {axis_name!r}: inside '
+        'shard_map the gradient with respect to a replicated value arrives summed over the axis. '
+        'Carry one row of parameters a worker (runtime.on_mesh does), or '
+        f"differentiate at jax.lax.pcast(params, {axis_name!r}, to='varying')"
+      )
+
+
+def leaf_name(path: Sequence[Any]) -> str:
+  """A leaf's path as text, 'encoder/kernel'."""
+  return jax.tree_util.keystr(tuple(path), simple=True, separator='/')
+
+
+def is_crossing(leaf: Any) -> bool:
+  """Whether a leaf takes part in reductions: it has entries, and they are real or complex floats.
+
+  Integer, boolean, float0, key and zero-size leaves stay as they are and cost no bytes.
+  """
+  return leaf.size > 0 and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def sum(tree: Any, axis_name: Axes) -> Any:  # noqa: A001 (the field's word, always used qualified)
+  """The sum over workers of every crossing leaf, in the leaf's own dtype.
+
+  Sends each leaf once: `psum` of all leaves at once is one all-reduce a dtype.
+  """
+  leaves, treedef = jax.tree.flatten(tree)
+  crossing = [x for x in leaves if is_crossing(x)]
+  for axis in _axes(axis_name):
+    crossing = vary(crossing, axis)
+  summed = iter(jax.lax.psum(crossing, _axes(axis_name)) if crossing else [])
+  leaves = [next(summed) if is_crossing(x) else x for x in leaves]
+  for axis in _axes(axis_name):
+    leaves = vary(leaves, axis)
+  return jax.tree.unflatten(treedef, leaves)
+
+
+def mean(tree: Any, axis_name: Axes, weight: jax.Array | float | None = None) -> Any:
+  """The mean over workers of every crossing leaf, weighted where a weight is given.
+
+  `sum_w weight_w x_w / sum_w weight_w`. A worker of weight zero contributes nothing, not even a
+  NaN; when all weights are zero every worker keeps its own value. Over several axes at once it is
+  the mean over all their workers.
+
+  Args:
+    tree: this worker's values.
+    axis_name: one axis, or several for the mean over nested levels.
+    weight: this worker's weight, a nonnegative scalar; None means that all count alike.
+
+  Returns:
+    The mean, in the leaves' dtypes; leaves that do not cross (see `is_crossing`) as they are.
+  """
+  if weight is None:
+    workers = int(np.prod([worker_count(axis) for axis in _axes(axis_name)]))
+    return jax.tree.map(lambda x: x / workers if is_crossing(x) else x, sum(tree, axis_name))
+  weight = jnp.asarray(weight, jnp.float32)
+  scaled = jax.tree.map(
+    lambda x: (weight * jnp.where(weight > 0, x, 0)).astype(x.dtype) if is_crossing(x) else x, tree
+  )
+  summed, total = sum((scaled, weight), axis_name)
+  divisor = jnp.where(total > 0, total, 1)
+  return jax.tree.map(
+    lambda s, x: jnp.where(total > 0, (s / divisor).astype(x.dtype), x) if is_crossing(x) else x,
+    summed,
+    tree,
+  )
+
+
+def all_agree(flag: jax.Array, axis_name: str) -> jax.Array:
+  """True on every worker if the flag is true on every worker. Sends 4 bytes."""
+  votes = jax.lax.psum(vary(flag, axis_name).astype(jnp.int32), axis_name)
+  return votes == worker_count(axis_name)
+
+
+def gather(tree: Any, axis_name: str) -> Any:
+  """Every worker's tree: each leaf gains a leading axis of workers. One all-gather a dtype."""
+  return _through_flat_buffers(lambda buffer: jax.lax.all_gather(buffer, axis_name), tree)
+
+
+def permute(tree: Any, destinations: Sequence[int], axis_name: str) -> Any:
+  """Worker i's tree goes to worker destinations[i], a full permutation. One permute a dtype."""
+  workers = worker_count(axis_name)
+  if sorted(destinations) != list(range(workers)):
+    raise ValueError(
+      f'destinations={list(destinations)} is not a permutation of {workers} workers: some would '
+      'receive zeros'
+    )
+  pairs = [(source, int(target)) for source, target in enumerate(destinations)]
+  return _through_flat_buffers(lambda buffer: jax.lax.ppermute(buffer, axis_name, pairs), tree)
+
+
+def mix(
+  own: Any,
+  payload: Any,
+  decode: Callable[[Any], Any],
+  topology: topologies.Topology,
+  *,
+  time: jax.Array | int,
+  axis_name: str,
+) -> Any:
+  """One round of a topology: `sum_j W[i, j] x_j` on worker i, where only payloads cross.
+
+  Args:
+    own: what this worker's payload decodes to, a tree of arrays.
+    payload: the arrays that cross, in one permute a dtype for each permutation of the round.
+    decode: from a payload to a tree like `own`.
+    topology: who sends to whom.
+    time: the round, an integer that all workers agree on.
+    axis_name: the workers' axis.
+
+  Returns:
+    The mixed tree, accumulated in float32 or wider.
+  """
+  require_size(topology, axis_name)
+
+  def one_round(round_: topologies.Round) -> Any:
+    share = own_entry(round_.self_weights, axis_name)
+    mixed = jax.tree.map(lambda x: share * _wide(x), own)
+    for destinations, weights in zip(round_.destinations, round_.weights, strict=True):
+      share = own_entry(weights, axis_name)
+      arrived = decode(permute(payload, destinations.tolist(), axis_name))
+      mixed = jax.tree.map(lambda m, x, share=share: m + share * _wide(x), mixed, arrived)
+    return vary(mixed, axis_name)
+
+  if topology.period == 1:
+    return one_round(topology.rounds[0])
+  branches = [lambda round_=round_: one_round(round_) for round_ in topology.rounds]
+  return jax.lax.switch(time % topology.period, branches)
+
+
+def require_size(topology: topologies.Topology, axis_name: str) -> None:
+  """Refuses a topology that was made for another number of workers.
+
+  Raises:
+    ValueError: naming both numbers.
+  """
+  if topology.size != worker_count(axis_name):
+    raise ValueError(
+      f'topology {topology.name!r} is for {topology.size} workers; axis {axis_name!r} has '
+      f'{worker_count(axis_name)}'
+    )
+
+
+def _wide(x: jax.Array) -> jax.Array:
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _axes(axis_name: Axes) -> tuple[str, ...]:
+  return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+
+
+def _through_flat_buffers(collective: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
+  """Applies a collective that moves whole buffers (and may add leading axes) to one flat buffer a
+  dtype."""
+  leaves, treedef = jax.tree.flatten(tree)
+  moved: list[jax.Array | None] = [None] * len(leaves)
+  by_dtype = itertools.groupby(
+    sorted(range(len(leaves)), key=lambda i: str(leaves[i].dtype)), lambda i: str(leaves[i].dtype)
+  )
+  for _, group in by_dtype:
+    members = list(group)
+    flat = [leaves[i].reshape(-1) for i in members]
+    buffer = collective(flat[0] if len(flat) == 1 else jnp.concatenate(flat))
+    start = 0
+    for i, part in zip(members, flat, strict=True):
+      moved[i] = buffer[..., start : start + part.size].reshape(buffer.shape[:-1] + leaves[i].shape)
+      start += part.size
+  return jax.tree.unflatten(treedef, moved)

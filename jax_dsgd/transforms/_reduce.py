@@ -1,0 +1,152 @@
+"""Transforms that replace updates by a reduction over workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jax_dsgd import collectives, compressors, ledger, memories
+
+Weights = Sequence[float] | np.ndarray | Callable[[jax.Array], jax.Array]
+
+
+class MeanState(NamedTuple):
+  """count: means taken, int32. bytes_sent: see `ledger.bytes_sent`."""
+
+  count: jax.Array
+  bytes_sent: jax.Array
+
+
+def mean_over(
+  axis_name: str, *, weights: Weights | None = None
+) -> optax.GradientTransformationExtraArgs:
+  """Replaces the updates by their mean over workers: `u = sum_w weight_w u_w / sum_w weight_w`.
+
+  A worker of weight zero contributes nothing, not even a NaN, and receives the mean all the same;
+  if all weights are zero, each worker keeps its own updates. Integer, boolean and zero-size leaves
+  stay as they are.
+
+  Args:
+    axis_name: the workers' axis.
+    weights: None for a plain mean; one nonnegative number a worker, such as its number of examples;
+      or a schedule from the count of means taken to float32 [W].
+
+  Returns:
+    A transform. Sends each crossing leaf once a step, in its own dtype, in one all-reduce a dtype.
+
+  Raises:
+    ValueError: a negative or non-finite weight, not one weight a worker (when traced), updates that
+      are summed already (see `collectives.require_varying`).
+
+  >>> tx = optax.chain(mean_over('workers'), optax.sgd(1.0))
+  >>> x = jnp.zeros((4, 2))
+  >>> state = jax.vmap(tx.init)(x)
+  >>> gradients = jnp.arange(4.0)[:, None] * jnp.ones((4, 2))
+  >>> jax.vmap(tx.update, axis_name='workers')(gradients, state)[0][0].tolist()
+  [-1.5, -1.5]
+  """
+  own_weight = None if weights is None else _weight_of(weights, axis_name)
+
+  def init(params: optax.Params) -> MeanState:
+    return MeanState(jnp.zeros((), jnp.int32), ledger.new_meter())
+
+  def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, MeanState]:
+    collectives.require_varying(memories.crossing(updates), axis_name)
+    weight = own_weight(state.count) if own_weight else None
+    nbytes = ledger.payload_bytes(memories.crossing(updates)) + (4 if own_weight else 0)
+    sent = nbytes if collectives.worker_count(axis_name) > 1 else 0
+    after = MeanState(state.count + 1, ledger.add(state.bytes_sent, sent))
+    return collectives.mean(updates, axis_name, weight), after
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _weight_of(weights: Weights, axis_name: str) -> Callable[[jax.Array], jax.Array | float]:
+  if callable(weights):
+    return lambda count: weights(count)[collectives.worker_index(axis_name)]
+  table = np.asarray(weights, np.float64)
+  if table.ndim != 1 or not np.isfinite(table).all() or (table < 0).any():
+    raise ValueError(f'weights={weights!r} must be one finite number >= 0 a worker')
+  return lambda count: collectives.own_entry(table, axis_name)
+
+
+def compressed_mean(
+  compressor: compressors.Compressor,
+  *,
+  axis_name: str,
+  memory: memories.Memory,
+  seed: int = 0,
+) -> optax.GradientTransformationExtraArgs:
+  """Replaces the updates by the mean over workers of what a compressor and a memory let through.
+
+  With `received` of `memories`: `u' = r`, e.g. `u' = mean(C(u + e))`, `e' = u + e - C(u + e)` for
+  the residual. Units are those of what arrives: after the learning rate the memory holds updates (a
+  change of the rate leaves what is held back as it is), before it gradients (what is held back is
+  scaled by the rate at which it leaves).
+
+  Args:
+    compressor: the wire format of each leaf.
+    axis_name: the workers' axis.
+    memory: `memories.none()`, `memories.residual()` or `memories.reference()`.
+    seed: of the key that random compressors draw from.
+
+  Returns:
+    A transform. Sends each payload once a step: in an all-reduce a dtype where payloads sum,
+    otherwise in an all-gather a dtype. Updates keep their dtype.
+
+  Raises:
+    ValueError: a complex leaf, a tree that changed between calls, updates that are summed already.
+
+  >>> from jax_dsgd import compressors, memories
+  >>> tx = compressed_mean(compressors.top_k(k=1), axis_name='workers', memory=memories.residual())
+  >>> state = jax.vmap(tx.init)(jnp.zeros((2, 3)))
+  >>> gradients = jnp.array([[1.0, 2.0, 0.0], [4.0, 0.0, 3.0]])
+  >>> updates, state = jax.vmap(tx.update, axis_name='workers')(gradients, state)
+  >>> updates[0].tolist(), state.memory.residual.tolist()
+  ([2.0, 1.0, 0.0], [[1.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
+  """
+  reduction = memories.mean_of_workers(axis_name)
+
+  def update(
+    updates: Any, state: Any, params: Any = None, **extra: Any
+  ) -> tuple[Any, memories.ExchangeState]:
+    collectives.require_varying(memories.crossing(updates), axis_name)
+    _, received, state = memories.exchange(
+      updates, state, compressor=compressor, memory=memory, reduction=reduction, axis_name=axis_name
+    )
+    return optax.tree.cast_like(received, updates), state
+
+  return optax.GradientTransformationExtraArgs(
+    lambda params: memories.init_exchange(params, memory, seed=seed), update
+  )
+
+
+def vote_majority(*, axis_name: str) -> optax.GradientTransformationExtraArgs:
+  """Replaces the updates by the sign that most workers give: `u' = sign(sum_w sign(u_w))`.
+
+  Ties give 0. A worker whose leaf is all zeros does not vote on it; a single zero entry in a leaf
+  that is not counts as +1.
+
+  Args:
+    axis_name: the workers' axis.
+
+  Returns:
+    A transform. Sends `ceil(n / 8) + 4` bytes a leaf of n entries.
+
+  >>> tx = vote_majority(axis_name='workers')
+  >>> votes = jnp.array([[1.0, -2.0], [3.0, -1.0], [-9.0, -4.0]])
+  >>> jax.vmap(tx.update, axis_name='workers')(votes, jax.vmap(tx.init)(votes))[0][0].tolist()
+  [1.0, -1.0]
+
+  Reference: Bernstein et al., "signSGD with Majority Vote is Communication Efficient And Fault
+    Tolerant", arXiv 1810.05291.
+  """
+  votes = compressors.scaled_sign(magnitude=compressors.unit_magnitude)
+  return optax.chain(
+    compressed_mean(votes, axis_name=axis_name, memory=memories.none()), optax.scale_by_sign()
+  )
