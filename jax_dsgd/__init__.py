@@ -1,7 +1,7 @@
-"""Distributed SGD that communicates little, needs no center and tolerates uneven machines, as optax
-transforms.
+"""Distributed SGD that communicates little, needs no center and tolerates uneven machines.
 
-One transform text runs on one chip, on a mesh and on a pod: see `runtime`.
+Every method is an optax transform, and one text of it runs on one chip, on a mesh and on a pod: see
+`runtime`.
 """
 
 from jax_dsgd import algorithms as algorithms

@@ -39,8 +39,7 @@ class Checkpoints:
     self._manager = ocp.CheckpointManager(os.path.abspath(directory), options=options)
 
   def save(self, step: int, state: Any) -> None:
-    """Saves any tree of arrays: typed keys, None, empty containers and zero-size leaves
-    included."""
+    """Saves any tree of arrays, with typed keys, None, empty containers and zero-size leaves."""
     leaves = _named_leaves(state)
     manifest = {name: _kind(leaf) for name, leaf in leaves.items()}
     # A copy, since on CPU Orbax may still read a buffer that the next step has been given.

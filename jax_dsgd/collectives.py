@@ -88,8 +88,7 @@ def vary(tree: Any, axis_name: str) -> Any:
 
 
 def vary_like(tree: Any, like: Any) -> Any:
-  """The same values, typed as varying over at least the axes that `like` varies over, leaf by leaf:
-  for branches of one condition."""
+  """The same values, typed as varying over all axes that `like` varies over, leaf by leaf."""
 
   def match(x: jax.Array, like: jax.Array) -> jax.Array:
     missing = _varying_axes(like) - _varying_axes(x)
@@ -264,8 +263,7 @@ def _axes(axis_name: Axes) -> tuple[str, ...]:
 
 
 def _through_flat_buffers(collective: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
-  """Applies a collective that moves whole buffers (and may add leading axes) to one flat buffer a
-  dtype."""
+  """Applies a collective that moves buffers, and may add leading axes, to one buffer a dtype."""
   leaves, treedef = jax.tree.flatten(tree)
   moved: list[jax.Array | None] = [None] * len(leaves)
   by_dtype = itertools.groupby(

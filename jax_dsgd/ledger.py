@@ -84,8 +84,7 @@ _DEFINITION = re.compile(r'^\s*(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ')
 
 
 def collectives(hlo_text: str) -> list[Collective]:
-  """The collectives of a compiled program, each instruction once, with the bytes of its operands on
-  one device.
+  """The collectives of a compiled program, with the bytes of their operands on one device.
 
   An instruction in a loop body is listed once, whatever the trip count; both sides of a conditional
   are listed.
@@ -114,8 +113,7 @@ def collectives(hlo_text: str) -> list[Collective]:
 
 
 def link_bytes(kind: str, nbytes: int, workers: int) -> float:
-  """Bytes that one worker puts on its link when the collective runs as a ring, for `nbytes` of
-  operands.
+  """Bytes that a worker puts on its link when a collective of `nbytes` runs as a ring.
 
   >>> [link_bytes(kind, 1000, 4) for kind in ('all-reduce', 'all-gather', 'collective-permute')]
   [1500.0, 3000.0, 1000.0]

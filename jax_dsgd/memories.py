@@ -52,17 +52,22 @@ class Memory(NamedTuple):
 
 
 class ResidualState(NamedTuple):
+  """The state of `residual`."""
+
   residual: Any  # e: what was to be sent and was not, float32
 
 
 class ReferenceState(NamedTuple):
+  """The state of `reference`."""
+
   reference: Any  # h: what all receivers believe of this worker, float32
   received: Any  # r: the reduction of all references, float32; one buffer, not one a neighbour
 
 
 def none() -> Memory:
   """Remembers nothing: what compression drops is lost. For unbiased compressors and whole values.
-  State: no bytes."""
+  State: no bytes.
+  """
   return Memory('none()', lambda like: (), lambda state, x, through: (*through(x), state))
 
 
@@ -144,8 +149,7 @@ class Reduction(NamedTuple):
 
 
 def mean_of_workers(axis_name: str) -> Reduction:
-  """R = the mean. Payloads that sum are summed on the way, others are gathered and decoded one
-  after the other."""
+  """R = the mean: payloads that sum are summed on the way, others gathered, then decoded."""
 
   def apply(
     own: list, payload: list, compressor: compressors.Compressor, keys: list, time: jax.Array
@@ -170,8 +174,7 @@ def mean_of_workers(axis_name: str) -> Reduction:
 
 
 def mix_of_neighbors(topology: topologies.Topology, axis_name: str) -> Reduction:
-  """R = the mixing of a topology, round after round. Bytes are those of the messages that leave
-  this worker."""
+  """R = the mixing of a topology, round after round."""
 
   def apply(
     own: list, payload: list, compressor: compressors.Compressor, keys: list, time: jax.Array
@@ -280,6 +283,7 @@ def crossing(tree: Any) -> Any:
 
 
 def fill(tree: Any, whole: Any) -> Any:
+  """The tree with the leaves of `whole` in place of None: undoes `crossing`."""
   return jax.tree.map(lambda w, x: w if x is None else x, whole, tree, is_leaf=lambda x: x is None)
 
 
@@ -302,8 +306,7 @@ def _refuse_complex(tree: Any) -> None:
 
 
 def _require_same_leaves(sent: Any, memory: Any) -> None:
-  """Refuses a tree whose leaves are not those that the memory was made for: it would be lost or
-  misplaced."""
+  """Refuses a tree whose leaves are not those that the memory was made for."""
   now = {collectives.leaf_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(sent)}
   for part in memory:
     then = {collectives.leaf_name(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(part)}

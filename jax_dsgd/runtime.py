@@ -1,5 +1,4 @@
-"""One step on three runtimes: simulated workers (vmap), workers on a mesh (shard_map), and a user's
-own pmap.
+"""One step on three runtimes: simulated workers, workers on a mesh, and a user's own pmap.
 
 The step is written for ONE worker; it calls transforms that were built with the workers' axis name.
 Outside of it, everything that belongs to workers is carried as rows: leaves with a leading axis of
@@ -51,8 +50,7 @@ class Workers:
   mesh: Mesh | None = None
 
   def spmd(self, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function of one worker as a function of all: every argument and result gains a leading
-    axis of W rows.
+    """The function of one worker as a function of all: arguments and results become W rows.
 
     Wrap it in `jax.jit` (donating what it replaces) for use in a loop; it also works inside
     `jax.lax.scan`.
@@ -93,13 +91,13 @@ class Workers:
   def per_shard(
     self, tx: optax.GradientTransformation, specs: Any
   ) -> optax.GradientTransformationExtraArgs:
-    """A transform that runs on each device's own shard of a worker whose model is sharded over the
-    mesh's other axes.
+    """A transform that runs on each device's own shard of a worker that shards its model.
 
-    Without it, a transform that flattens a sharded leaf makes XLA gather the leaf and send all of
-    it from every device. With it, blocks, scales and k are those of a shard, each device sends its
-    own shard's payload, and the state has one row a shard, along a second leading axis. Leaves that
-    are replicated inside a worker are computed alike on all of its devices.
+    The worker is a slice of the mesh, and its model lies over the other axes. Without it, a
+    transform that flattens a sharded leaf makes XLA gather the leaf and send all of it from every
+    device. With it, blocks, scales and k are those of a shard, each device sends its own shard's
+    payload, and the state has one row a shard, along a second leading axis. Leaves that are
+    replicated inside a worker are computed alike on all of its devices.
 
     Args:
       tx: transforms that treat leaves one by one (a norm over leaves would be a shard's norm).
@@ -154,8 +152,9 @@ class Workers:
 
 
 def simulate(count: int, *, axis_name: str = 'workers') -> Workers:
-  """`count` workers on the devices at hand, by `jax.vmap`: the same numbers as on a mesh, to float
-  rounding.
+  """`count` workers on the devices at hand, by `jax.vmap`.
+
+  They compute the same numbers as workers on a mesh, to float rounding.
 
   Raises:
     ValueError: a count that is not an integer >= 1.
@@ -166,10 +165,10 @@ def simulate(count: int, *, axis_name: str = 'workers') -> Workers:
 
 
 def on_mesh(mesh: Mesh, axis_name: str) -> Workers:
-  """One worker a slice of the mesh along an axis, by `jax.shard_map`; the other axes stay with the
-  compiler.
+  """One worker a slice of the mesh along an axis, by `jax.shard_map`.
 
-  A worker may be a slice that shards its model inside (see `Workers.per_shard`).
+  The other axes stay with the compiler: a worker may be a slice that shards its model inside (see
+  `Workers.per_shard`).
 
   Raises:
     ValueError: an axis that the mesh has not, or one that is not Auto.
@@ -196,7 +195,7 @@ def make_mesh(**sizes: int) -> Mesh:
   if needed > present:
     raise ValueError(
       f'a mesh of {sizes} needs {needed} devices and there are {present}; on CPU, '
-      f"jax.config.update('jax_num_cpu_devices', {needed}) before the first JAX call makes virtual ones"
+      f"jax.config.update('jax_num_cpu_devices', {needed}) before the first JAX call makes them"
     )
   names = tuple(sizes)
   return jax.make_mesh(
@@ -215,8 +214,7 @@ def average(rows: Any) -> Any:
 
 
 def consensus_distance(rows: Any) -> jax.Array:
-  """How far workers are from their mean: `sqrt(mean_w |x_w - mean x|^2)` over all float leaves
-  together, a scalar."""
+  """How far workers are from their mean: `sqrt(mean_w |x_w - mean x|^2)` over all float leaves."""
   floats = [
     x.astype(jnp.float32) for x in jax.tree.leaves(rows) if jnp.issubdtype(x.dtype, jnp.inexact)
   ]

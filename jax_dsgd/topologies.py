@@ -268,9 +268,7 @@ def from_edges(n: int, edges: Iterable[Sequence[int]], *, name: str = 'from_edge
   linked = np.zeros((n, n), bool)
   linked[tuple(ends.T)] = True
   if len(lone := _smallest_component(linked)) < n:
-    raise ValueError(
-      f'{name}: the graph is disconnected, workers {reprlib.repr(lone)} reach no other'
-    )
+    raise ValueError(f'{name}: the graph must be connected; no edge leaves {reprlib.repr(lone)}')
   partners = _edge_colouring(n, ends)
   degrees = np.bincount(ends.ravel(), minlength=n)
   weights = (partners != np.arange(n)) / (1 + np.maximum(degrees, degrees[partners]))
@@ -326,9 +324,10 @@ def _check_round(where: str, entry: Round, n: int) -> None:
     if missed.size:
       listed = reprlib.repr(row.tolist())
       raise ValueError(f'{where}: permutation {j} must send to worker {missed[0]}, not {listed}')
-  for field, values in (('self weight', entry.self_weights), ('weight', entry.weights.T)):
+  arrived = ('weight of permutation, worker', entry.weights)
+  for field, values in (('self weight of worker', entry.self_weights), arrived):
     wrong = ~((values >= 0) & (values < np.inf))
-    _refuse(f'{where}: {field} of worker', values, wrong, 'be finite and >= 0')
+    _refuse(f'{where}: {field}', values, wrong, 'be finite and >= 0')
 
 
 def _refuse(where: str, values: np.ndarray, wrong: np.ndarray, rule: str) -> None:
@@ -353,7 +352,7 @@ def _smallest_component(linked: np.ndarray) -> list[int]:
 
 
 def _edge_colouring(n: int, edges: np.ndarray) -> np.ndarray:
-  """Colours edges [m, 2] as Misra and Gries do with k <= max degree + 1 colours: [k, n] partners."""
+  """Colours edges [m, 2] as Misra and Gries do, k <= max degree + 1 colours: [k, n] partners."""
   # Where a colour is free the partner is oneself, so colours are swapped by swapping rows.
   table = np.tile(np.arange(n), (np.bincount(edges.ravel(), minlength=n).max() + 1, 1))
   for hub, spoke in edges.tolist():
@@ -382,7 +381,7 @@ def _edge_colouring(n: int, edges: np.ndarray) -> np.ndarray:
 def _birkhoff(matrix: np.ndarray) -> Round:
   """Decomposes a doubly stochastic matrix into the identity and permutations."""
   n, workers = len(matrix), np.arange(len(matrix))
-  # By Hall's theorem a permutation with larger entries is left while over 1e-10 of a row is.
+  # By Hall's theorem a permutation of larger entries is left while over 1e-10 of each row is.
   least = 1e-10 / n**2
   shares, sources = [max(matrix.diagonal().min(), 0.0)], [workers]
   rest = matrix - shares[0] * np.eye(n)

@@ -1,5 +1,4 @@
-"""Published methods, each a function named as its paper names it that returns a chain of
-transforms."""
+"""Published methods: functions named as their papers name them that return chains of transforms."""
 
 from jax_dsgd.algorithms._centralized import allreduce_sgd as allreduce_sgd
 from jax_dsgd.algorithms._centralized import ef_sign_sgd as ef_sign_sgd

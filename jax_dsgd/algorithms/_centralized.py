@@ -74,8 +74,9 @@ def topk_sgd(
 def ef_sign_sgd(
   learning_rate: optax.ScalarOrSchedule, *, axis_name: str, momentum: float | None = None
 ) -> optax.GradientTransformationExtraArgs:
-  """Sign SGD with error feedback: `p_w = lr g_w + e_w;  c_w = mean|p_w| sign(p_w);  e_w <- p_w -
-  c_w;  x <- x - mean_w c_w`.
+  """Sign SGD with error feedback.
+
+      p_w = lr g_w + e_w;   c_w = mean|p_w| sign(p_w);   e_w <- p_w - c_w;   x <- x - mean_w c_w
 
   Args:
     learning_rate: a float, or a schedule of the step; the memory holds updates.
@@ -88,8 +89,7 @@ def ef_sign_sgd(
   >>> tx = ef_sign_sgd(0.1, axis_name='workers')
 
   Reference: Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient
-    Compression Schemes",
-  arXiv 1901.09847, in its distributed form with the mean of the workers' messages.
+  Compression Schemes", arXiv 1901.09847, in its distributed form with the mean of all messages.
   """
   return optax.chain(
     optax.sgd(learning_rate, momentum=momentum),
@@ -102,8 +102,9 @@ def ef_sign_sgd(
 def signum(
   learning_rate: optax.ScalarOrSchedule, *, axis_name: str, momentum: float = 0.9
 ) -> optax.GradientTransformationExtraArgs:
-  """Sign momentum SGD with majority vote: `m_w <- b m_w + (1 - b) g_w;  x <- x - lr sign(sum_w
-  sign(m_w))`.
+  """Sign momentum SGD with majority vote.
+
+      m_w <- b m_w + (1 - b) g_w;   x <- x - lr sign(sum_w sign(m_w))
 
   The vote is not the sign of the mean: on skewed data the majority overrules a minority with large
   gradients, and the method may settle away from the optimum. Ties do not move.
@@ -119,8 +120,7 @@ def signum(
   >>> tx = signum(1e-3, axis_name='workers')
 
   Reference: Bernstein, Zhao, Azizzadenesheli, Anandkumar, "signSGD with Majority Vote is
-    Communication Efficient And Fault Tolerant",
-  arXiv 1810.05291; without its weight decay.
+  Communication Efficient And Fault Tolerant", arXiv 1810.05291; without its weight decay.
   """
   return optax.chain(
     optax.ema(momentum, debias=False),

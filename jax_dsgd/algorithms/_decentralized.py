@@ -14,8 +14,9 @@ def dsgd(
   axis_name: str,
   momentum: float | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-  """Decentralized SGD: a local step, then a mix with neighbours: `x_i <- sum_j W[i, j] (x_j - lr
-  g_j(x_j))`.
+  """Decentralized SGD: a local step, then a mix with neighbours.
+
+      x_i <- sum_j W[i, j] (x_j - lr g_j(x_j))
 
   The mean over workers follows the mean gradient. With a constant rate on heterogeneous data the
   workers' models keep a distance that is proportional to the rate.
@@ -33,9 +34,8 @@ def dsgd(
   >>> tx = dsgd(0.1, topologies.ring(8), axis_name='workers')
 
   Reference: Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can Decentralized Algorithms Outperform
-    Centralized Algorithms?",
-  arXiv 1705.09056, with the step before the mix (adapt, then combine) and gradients at the mixed
-  model.
+  Centralized Algorithms?", arXiv 1705.09056, with the step before the mix (adapt, then combine) and
+  gradients at the mixed model.
   """
   return optax.chain(
     optax.sgd(learning_rate, momentum=momentum),

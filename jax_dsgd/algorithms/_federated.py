@@ -22,11 +22,10 @@ def fed_avg(
   client_fraction: float = 1.0,
   seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-  """Federated averaging: each round, sampled clients train alone and their models are averaged by
-  examples.
+  """Federated averaging: drawn clients train alone, then the mean of their models by examples.
 
-      S = max(C K, 1) clients drawn without replacement;   x_k = `period` steps of SGD from x;   x
-      <- sum_{k in S} (n_k / n_S) x_k
+      S = max(C K, 1) clients drawn without replacement;   x_k = `period` steps of SGD from x
+      x <- sum_{k in S} (n_k / n_S) x_k
 
   A client that was not drawn computes its local steps all the same (one program runs everywhere)
   but they weigh nothing, and it continues from the new average. With all clients, one step a round
@@ -50,9 +49,8 @@ def fed_avg(
   >>> tx = fed_avg(0.1, 8, axis_name='workers', examples=[100, 300], client_fraction=0.5)
 
   Reference: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of
-    Deep Networks from Decentralized Data",
-  arXiv 1602.05629. Every client takes the same number of steps a round here; there it is E passes
-  over its own examples.
+  Deep Networks from Decentralized Data", arXiv 1602.05629. Every client takes the same number of
+  steps a round here; there it is E passes over its own examples.
   """
   counts = np.asarray(examples, np.float32)
   if counts.ndim != 1 or not (counts > 0).all() or not np.isfinite(counts).all():

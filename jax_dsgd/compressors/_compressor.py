@@ -53,8 +53,7 @@ class Compressor(NamedTuple):
 def sum_of_decoded(
   compressor: Compressor, payloads: Payload, like: Like, key: jax.Array, start: jax.Array
 ) -> jax.Array:
-  """`start + sum_w decode(payloads[w])` without a dense copy a worker: a scan over the leading
-  axis, eight at a time."""
+  """`start + sum_w decode(payloads[w])` without a dense copy a worker."""
   if compressor.decode_sum is not None:
     return start + compressor.decode_sum(payloads, like, key)
   workers = jax.tree.leaves(payloads)[0].shape[0]
@@ -63,16 +62,14 @@ def sum_of_decoded(
 
 
 def entry_count(n: int, fraction: float | None, k: int | None) -> int:
-  """How many of n entries are sent: k, or the fraction of n rounded, and never none nor more than
-  there are."""
+  """How many of n entries are sent: k, or the fraction of n rounded, but at least 1, at most n."""
   if fraction is not None:
     k = round(fraction * n)
   return min(max(k or 0, 1), n)
 
 
 def check_share(name: str, fraction: float | None, k: int | None) -> None:
-  """Refuses a share of entries that is not exactly one of a fraction in (0, 1] and a count k >=
-  1."""
+  """Refuses a share of entries that is not one of a fraction in (0, 1] and a count k >= 1."""
   if (fraction is None) == (k is None):
     raise ValueError(
       f'{name} takes exactly one of fraction= (sent entries / all entries, in (0, 1]) and k= '

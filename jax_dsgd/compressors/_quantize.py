@@ -12,11 +12,10 @@ from jax_dsgd.compressors._compressor import Compressor, Like, Payload
 
 
 def qsgd(levels: int = 7, *, block: int = 512) -> Compressor:
-  """Sends each entry rounded at random to one of 2 s + 1 levels of its block's norm, packed into 2,
-  4 or 8 bits.
+  """Sends each entry rounded at random to a level of its block's norm, in 2, 4 or 8 bits.
 
-  For each block b of a leaf, `C(x)_i = |b|_2 sign(x_i) floor(s |x_i| / |b|_2 + u_i) / s` with u_i
-  uniform in [0, 1).
+  There are 2 s + 1 levels. For each block b of a leaf, `C(x)_i = |b|_2 sign(x_i) floor(s |x_i| /
+  |b|_2 + u_i) / s` with u_i uniform in [0, 1).
 
   Args:
     levels: s, the levels above zero: 1 takes 2 bits an entry, 2 to 7 take 4, 8 to 127 take 8.
@@ -35,8 +34,7 @@ def qsgd(levels: int = 7, *, block: int = 512) -> Compressor:
   [0.0, -3.0]
 
   Reference: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
-    Encoding", arXiv 1610.02132; its Elias
-  coding is left out, since payloads have static shapes.
+  Encoding", arXiv 1610.02132; its Elias coding is left out, since payloads have static shapes.
   """
   for name, value, most in (('levels', levels, 127), ('block', block, 2**31 - 1)):
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 1 <= value <= most:

@@ -16,16 +16,14 @@ def mean_magnitude(x: jax.Array) -> jax.Array:
 
 
 def unit_magnitude(x: jax.Array) -> jax.Array:
-  """1 for a vote, 0 where all entries are zero (nobody votes on a frozen leaf), NaN where one is
-  NaN."""
+  """1 for a vote; 0 where all entries are zero, as of a frozen leaf; NaN where one is NaN."""
   return jnp.sign(jnp.max(jnp.abs(x)))
 
 
 def scaled_sign(*, magnitude: Callable[[jax.Array], jax.Array] = mean_magnitude) -> Compressor:
-  """Sends signs packed eight to a byte, and one magnitude a leaf: C(x) = magnitude(x) sign(x), with
-  sign(0) = sign(-0) = 1.
+  """Sends signs, packed eight to a byte, and one magnitude a leaf: C(x) = magnitude(x) sign(x).
 
-  A leaf of zeros decodes to zeros, since its magnitude is 0.
+  Here sign(0) = sign(-0) = 1. A leaf of zeros decodes to zeros, since its magnitude is 0.
 
   Args:
     magnitude: from the float32 leaf to a scalar: `mean_magnitude`, or `unit_magnitude` for votes.

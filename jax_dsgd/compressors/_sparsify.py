@@ -16,8 +16,9 @@ from jax_dsgd.compressors._compressor import (
 
 
 def top_k(fraction: float | None = None, *, k: int | None = None) -> Compressor:
-  """Sends the k entries of largest magnitude with their places: C(x)_i = x_i if |x_i| is among the
-  k largest, else 0.
+  """Sends the k entries of largest magnitude, with their places.
+
+  C(x)_i = x_i if |x_i| is among the k largest, else 0.
 
   Args:
     fraction: k / n for each leaf of n entries, rounded, at least one entry.
@@ -71,8 +72,7 @@ def top_k(fraction: float | None = None, *, k: int | None = None) -> Compressor:
 def random_k(
   fraction: float | None = None, *, k: int | None = None, unbiased: bool = False
 ) -> Compressor:
-  """Sends k entries at places that all workers draw alike, so that no place is sent and payloads
-  add up on the way.
+  """Sends k entries at places that all workers draw alike: no place is sent, and payloads add up.
 
   `C(x)_i = s x_i` at the k drawn places, else 0, with s = 1, or s = n / k where unbiased. With one
   key for all it is linear: the mean of compressed values is the compressed mean.

@@ -14,8 +14,7 @@ from jax_dsgd import collectives, compressors, memories, topologies
 def mix_neighbors(
   topology: topologies.Topology, *, axis_name: str
 ) -> optax.GradientTransformationExtraArgs:
-  """Averages where the step would lead with where it leads the neighbours: `x_i <- sum_j W_t[i, j]
-  (x_j + u_j)`.
+  """Averages with neighbours where the step would lead: `x_i <- sum_j W_t[i, j] (x_j + u_j)`.
 
   An update in disguise: `u' = mix(params + u) - params`. It comes last in a chain (step, then
   average); first in a chain, or around zero updates, it averages and then steps.
@@ -60,8 +59,9 @@ def mix_compressed(
   memory: memories.Memory | None = None,
   seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
-  """Averages with neighbours through a compressor: `x <- y + g (received - own)` with `y = params +
-  u`.
+  """Averages with neighbours through a compressor.
+
+      y = params + u;   x <- y + g (received - own)
 
   With the reference memory this is CHOCO gossip: the difference to the shared copy is sent,
   consensus is a fixed point, and the mean over workers is kept whatever the compressor drops. With
@@ -84,8 +84,7 @@ def mix_compressed(
       topology of another size than the axis (when traced), a complex leaf.
 
   Reference: Koloskova, Stich, Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms
-    with Compressed Communication",
-  arXiv 1902.00340; `received` is kept as one buffer, as there.
+  with Compressed Communication", arXiv 1902.00340; `received` is kept as one buffer, as there.
   """
   memory = memories.reference() if memory is None else memory
   if (

@@ -12,12 +12,11 @@ from jax_dsgd import collectives, memories
 
 
 class SkipState(NamedTuple):
-  """skipped: steps skipped so far, int32. consecutive: of them, the last ones in a row. inner: the
-  wrapped transform's state."""
+  """The state of `skip_nonfinite`."""
 
-  skipped: jax.Array
-  consecutive: jax.Array
-  inner: Any
+  skipped: jax.Array  # steps skipped so far, int32
+  consecutive: jax.Array  # of them, the last ones in a row
+  inner: Any  # of the wrapped transform
 
 
 def skip_nonfinite(
