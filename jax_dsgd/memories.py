@@ -65,8 +65,9 @@ class ReferenceState(NamedTuple):
 
 
 def none() -> Memory:
-  """Remembers nothing: what compression drops is lost. For unbiased compressors and whole values.
-  State: no bytes.
+  """Remembers nothing: what compression drops is lost. State: no bytes.
+
+  For unbiased compressors and whole values.
   """
   return Memory('none()', lambda like: (), lambda state, x, through: (*through(x), state))
 
@@ -94,8 +95,7 @@ def residual() -> Memory:
 
 
 def reference(*, step: float = 1.0) -> Memory:
-  """Differences to a shared copy: as x settles, what is sent, and what compression drops of it,
-  goes to zero.
+  """Differences to a shared copy: as x settles, they and what compression drops go to zero.
 
       c = C(x - h),   own = h + c,   received = r + R(c),   h' = h + a c,   r' = r + a R(c)
 
