@@ -52,7 +52,7 @@ class Workers:
   def spmd(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of one worker as a function of all: arguments and results become W rows.
 
-    Wrap it in `jax.jit` (donating what it replaces) for use in a loop; it also works inside
+    It is jitted; wrap it in `jax.jit` once more to donate what it replaces. It also works inside
     `jax.lax.scan`.
 
     Raises:
@@ -73,7 +73,7 @@ class Workers:
         one, mesh=self.mesh, in_specs=spec, out_specs=spec, axis_names={self.axis_name}
       )(*rows)
 
-    return per_worker
+    return jax.jit(per_worker)
 
   def replicate(self, tree: Any) -> Any:
     """W equal rows of a tree of arrays; on a mesh each worker holds its own."""

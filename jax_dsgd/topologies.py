@@ -141,7 +141,7 @@ def torus(rows: int, columns: int) -> Topology:
   rows, columns = _integer('torus: rows', rows), _integer('torus: columns', columns)
   workers = np.arange(rows * columns).reshape(rows, columns)
   moves = {(r % rows, c % columns) for r, c in ((1, 0), (-1, 0), (0, 1), (0, -1))} - {(0, 0)}
-  moved = [np.roll(workers, (-r, -c), axis=(0, 1)).ravel() for r, c in sorted(moves)]
+  moved = [np.roll(workers, move, axis=(0, 1)).ravel() for move in sorted(moves)]
   return Topology('torus', (_uniform(rows * columns, moved),))
 
 

@@ -1,0 +1,1 @@
+"""The experiment application of jax_dsgd: data, models, training and measurement."""
