@@ -6,6 +6,7 @@ restored in a fresh process and continued is bit-identical to one that was never
 
 from __future__ import annotations
 
+import numbers
 import os
 from typing import Any
 
@@ -42,9 +43,8 @@ class Checkpoints:
     """Saves any tree of arrays, with typed keys, None, empty containers and zero-size leaves."""
     leaves = _named_leaves(state)
     manifest = {name: _kind(leaf) for name, leaf in leaves.items()}
-    # A copy, since on CPU Orbax may still read a buffer that the next step has been given.
     items = ocp.args.Composite(
-      state=ocp.args.StandardSave(jax.tree.map(jnp.copy, leaves)),
+      state=ocp.args.StandardSave(leaves),
       leaves=ocp.args.JsonSave(manifest),
     )
     self._manager.save(step, args=items)
@@ -88,7 +88,12 @@ class Checkpoints:
     restored = self._manager.restore(
       step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
     )['state']
-    fill = lambda path, x: restored[collectives.leaf_name(path)] if x.size else x  # noqa: E731
+
+    def fill(path: Any, x: Any) -> jax.Array:
+      if x.size:
+        return restored[collectives.leaf_name(path)]
+      return jnp.zeros(x.shape, x.dtype, device=x.sharding)
+
     return jax.tree_util.tree_map_with_path(fill, like)
 
   def close(self) -> None:
@@ -122,7 +127,7 @@ def resize_workers(rows: Any, count: int) -> Any:
   Raises:
     ValueError: a count that is not an integer >= 1.
   """
-  if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+  if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
     raise ValueError(f'resize_workers got count={count!r}; accepted are integers >= 1')
   if all(leaf.shape[0] == count for leaf in jax.tree.leaves(rows)):
     return rows
@@ -150,11 +155,14 @@ def _resize_keys(keys: jax.Array, count: int) -> jax.Array:
 
 def _named_leaves(tree: Any) -> dict[str, Any]:
   """Leaves by path, without those of no entries, which Orbax does not take."""
-  return {
-    collectives.leaf_name(path): x
-    for path, x in jax.tree_util.tree_leaves_with_path(tree)
-    if x.size
-  }
+  named: dict[str, Any] = {}
+  for path, x in jax.tree_util.tree_leaves_with_path(tree):
+    name = collectives.leaf_name(path)
+    if name in named:
+      raise ValueError(f'two leaves have the name {name!r}: rename one, or its container')
+    if x.size:
+      named[name] = x
+  return named
 
 
 def _kind(leaf: Any) -> str:

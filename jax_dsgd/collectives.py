@@ -6,13 +6,12 @@ the axis by type even when they agree by value, so that they fit loop carries an
 branches beside per-worker state.
 
 Trees cross in as few collectives as possible: leaves that are gathered or permuted travel in one
-flat buffer a dtype, and leaves that are summed in one variadic all-reduce a dtype, which XLA builds
-without a copy.
+flat buffer a word size (1, 2 or 4 bytes), and leaves that are summed in one variadic all-reduce a
+dtype, which XLA builds without a copy.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -167,15 +166,14 @@ def mean(tree: Any, axis_name: Axes, weight: jax.Array | float | None = None) ->
     workers = int(np.prod([worker_count(axis) for axis in _axes(axis_name)]))
     return jax.tree.map(lambda x: x / workers if is_crossing(x) else x, sum(tree, axis_name))
   weight = jnp.asarray(weight, jnp.float32)
+  # Shares first: weights may be counts, and counts times values leave float16.
+  total = sum(weight, axis_name)
+  share = weight / jnp.where(total > 0, total, 1)
   scaled = jax.tree.map(
-    lambda x: (weight * jnp.where(weight > 0, x, 0)).astype(x.dtype) if is_crossing(x) else x, tree
+    lambda x: (share * jnp.where(weight > 0, x, 0)).astype(x.dtype) if is_crossing(x) else x, tree
   )
-  summed, total = sum((scaled, weight), axis_name)
-  divisor = jnp.where(total > 0, total, 1)
   return jax.tree.map(
-    lambda s, x: jnp.where(total > 0, (s / divisor).astype(x.dtype), x) if is_crossing(x) else x,
-    summed,
-    tree,
+    lambda s, x: jnp.where(total > 0, s, x) if is_crossing(x) else x, sum(scaled, axis_name), tree
   )
 
 
@@ -186,16 +184,17 @@ def all_agree(flag: jax.Array, axis_name: str) -> jax.Array:
 
 
 def gather(tree: Any, axis_name: str) -> Any:
-  """Every worker's tree: each leaf gains a leading axis of workers. One all-gather a dtype."""
+  """Every worker's tree: each leaf gains a leading axis of workers. One all-gather a word size."""
+  worker_count(axis_name)
   return _through_flat_buffers(lambda buffer: jax.lax.all_gather(buffer, axis_name), tree)
 
 
 def permute(tree: Any, destinations: Sequence[int], axis_name: str) -> Any:
-  """Worker i's tree goes to worker destinations[i], a full permutation. One permute a dtype."""
-  workers = worker_count(axis_name)
+  """Worker i's tree goes to worker destinations[i], a full permutation. One permute a word size."""
+  workers, destinations = worker_count(axis_name), list(destinations)
   if sorted(destinations) != list(range(workers)):
     raise ValueError(
-      f'destinations={list(destinations)} is not a permutation of {workers} workers: some would '
+      f'destinations={destinations} is not a permutation of {workers} workers: some would '
       'receive zeros'
     )
   pairs = [(source, int(target)) for source, target in enumerate(destinations)]
@@ -215,7 +214,7 @@ def mix(
 
   Args:
     own: what this worker's payload decodes to, a tree of arrays.
-    payload: the arrays that cross, in one permute a dtype for each permutation of the round.
+    payload: the arrays that cross, in one permute a word size for each permutation of the round.
     decode: from a payload to a tree like `own`.
     topology: who sends to whom.
     time: the round, an integer that all workers agree on.
@@ -262,19 +261,31 @@ def _axes(axis_name: Axes) -> tuple[str, ...]:
   return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
 
 
+_WORDS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
+
+
 def _through_flat_buffers(collective: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
-  """Applies a collective that moves buffers, and may add leading axes, to one buffer a dtype."""
+  """Applies a collective that moves buffers, and may add leading axes, to one buffer a word size.
+
+  Numbers cross as the bits they are, in words of 1, 2 or 4 bytes: values and places of one size
+  share a buffer, and no compiler widens a float on the way, as XLA does on CPU with bfloat16.
+  """
   leaves, treedef = jax.tree.flatten(tree)
+  words = [_word(x.dtype) for x in leaves]
   moved: list[jax.Array | None] = [None] * len(leaves)
-  by_dtype = itertools.groupby(
-    sorted(range(len(leaves)), key=lambda i: str(leaves[i].dtype)), lambda i: str(leaves[i].dtype)
-  )
-  for _, group in by_dtype:
-    members = list(group)
-    flat = [leaves[i].reshape(-1) for i in members]
+  for word in dict.fromkeys(words):
+    members = [i for i, w in enumerate(words) if w == word]
+    flat = [jax.lax.bitcast_convert_type(leaves[i], word).reshape(-1) for i in members]
     buffer = collective(flat[0] if len(flat) == 1 else jnp.concatenate(flat))
     start = 0
     for i, part in zip(members, flat, strict=True):
-      moved[i] = buffer[..., start : start + part.size].reshape(buffer.shape[:-1] + leaves[i].shape)
+      piece = buffer[..., start : start + part.size].reshape(buffer.shape[:-1] + leaves[i].shape)
+      moved[i] = jax.lax.bitcast_convert_type(piece, leaves[i].dtype)
       start += part.size
   return jax.tree.unflatten(treedef, moved)
+
+
+def _word(dtype: Any) -> Any:
+  """The unsigned integer that a dtype crosses as; others than plain numbers as they are."""
+  plain = jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+  return _WORDS.get(jax.dtypes.itemsize_bits(dtype), dtype) if plain else dtype

@@ -75,7 +75,7 @@ class Collective(NamedTuple):
   computation: str  # the HLO computation that holds it, for telling branches and loop bodies apart
 
 
-_ITEMSIZE = {'pred': 1, 'c64': 8, 'c128': 16, 'bf16': 2}
+_BITS = {'pred': 8}
 _KINDS = 'all-reduce|all-gather|collective-permute|all-to-all|reduce-scatter|collective-broadcast'
 _INSTRUCTION = re.compile(rf'^\s*(?:ROOT )?%?(\S+) = (.+?) ({_KINDS})(?:-start)?\((.*?)\)(?:,|$)')
 _SHAPE = re.compile(r'\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]')
@@ -133,8 +133,7 @@ def link_bytes(kind: str, nbytes: int, workers: int) -> float:
 
 def _shape_bytes(shape: str) -> int:
   dtype, dims = shape.rstrip(']').split('[')
-  bits = re.match(r'[a-z]+(\d+)', dtype)
-  itemsize = (
-    _ITEMSIZE[dtype] if dtype in _ITEMSIZE else max(int(bits.group(1)) // 8, 1) if bits else 0
-  )
-  return itemsize * math.prod(int(d) for d in dims.split(',') if d)
+  digits = re.match(r'[a-z]+(\d+)', dtype)
+  bits = _BITS[dtype] if dtype in _BITS else int(digits.group(1)) if digits else 0
+  entries = math.prod(int(d) for d in dims.split(',') if d)
+  return -(-entries * bits // 8)  # entries of less than a byte are packed

@@ -132,12 +132,15 @@ class Workers:
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
       collectives.require_varying(updates, self.axis_name)
 
-      def local(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+      def local(updates: Any, state: Any, params: Any, extra: Any) -> tuple[Any, Any]:
         updates, state = tx.update(updates, jax.tree.map(lambda x: x[0], state), params, **extra)
         return updates, jax.tree.map(lambda x: x[None], state)
 
+      # Every shard sees the whole of the other arguments; a function of whole parameters stays out.
+      extra = {name: x for name, x in extra.items() if not callable(x)}
       params_specs = specs if params is not None else PartitionSpec()
-      return on_shards(local, (specs, rows, params_specs), (specs, rows))(updates, state, params)
+      in_specs = (specs, rows, params_specs, PartitionSpec())
+      return on_shards(local, in_specs, (specs, rows))(updates, state, params, extra)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -97,7 +97,7 @@ def compressed_mean(
 
   Returns:
     A transform. Sends each payload once a step: in an all-reduce a dtype where payloads sum,
-    otherwise in an all-gather a dtype. Updates keep their dtype.
+    otherwise in an all-gather a word size. Updates keep their dtype.
 
   Raises:
     ValueError: a complex leaf, a tree that changed between calls, updates that are summed already.
