@@ -8,6 +8,7 @@ from jax_dsgd import algorithms as algorithms
 from jax_dsgd import checkpoint as checkpoint
 from jax_dsgd import collectives as collectives
 from jax_dsgd import compressors as compressors
+from jax_dsgd import exchange as exchange
 from jax_dsgd import ledger as ledger
 from jax_dsgd import memories as memories
 from jax_dsgd import runtime as runtime

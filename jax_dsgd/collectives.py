@@ -88,12 +88,21 @@ def vary(tree: Any, axis_name: str) -> Any:
 
 def vary_like(tree: Any, like: Any) -> Any:
   """The same values, typed as varying over all axes that `like` varies over, leaf by leaf."""
+  return jax.tree.map(vary_with, tree, like)
 
-  def match(x: jax.Array, like: jax.Array) -> jax.Array:
-    missing = _varying_axes(like) - _varying_axes(x)
+
+def vary_with(tree: Any, like: Any) -> Any:
+  """The same values, typed as varying over every axis that any leaf of `like` varies over.
+
+  For counters and keys that `init` makes beside per-worker parameters: `update` returns them so.
+  """
+  axes = frozenset().union(*(_varying_axes(x) for x in jax.tree.leaves(like)))
+
+  def match(x: jax.Array) -> jax.Array:
+    missing = axes - _varying_axes(x)
     return jax.lax.pcast(x, tuple(sorted(missing)), to='varying') if missing else x
 
-  return jax.tree.map(match, tree, like)
+  return jax.tree.map(match, tree)
 
 
 def require_varying(updates: Any, axis_name: str) -> None:
@@ -123,12 +132,40 @@ def leaf_name(path: Sequence[Any]) -> str:
   return jax.tree_util.keystr(tuple(path), simple=True, separator='/')
 
 
+def require_same_leaves(tree: Any, kept: Any, keeper: str) -> None:
+  """Refuses a tree whose leaves are not those of a tree that was kept for it, by name.
+
+  Raises:
+    ValueError: naming the first leaf that is more, less or of another shape.
+  """
+  now, then = (
+    {leaf_name(path): x.shape for path, x in jax.tree_util.tree_leaves_with_path(part)}
+    for part in (tree, kept)
+  )
+  for name in sorted(now.keys() | then.keys()):
+    if now.get(name) != then.get(name):
+      raise ValueError(
+        f'the tree changed between calls: leaf {name!r} has shape {now.get(name, "none")} now, '
+        f'and {then.get(name, "none")} in the {keeper}'
+      )
+
+
 def is_crossing(leaf: Any) -> bool:
   """Whether a leaf takes part in reductions: it has entries, and they are real or complex floats.
 
   Integer, boolean, float0, key and zero-size leaves stay as they are and cost no bytes.
   """
   return leaf.size > 0 and jnp.issubdtype(leaf.dtype, jnp.inexact)
+
+
+def crossing(tree: Any) -> Any:
+  """The tree with None in place of leaves that do not cross (see `is_crossing`)."""
+  return jax.tree.map(lambda x: x if is_crossing(x) else None, tree)
+
+
+def fill(tree: Any, whole: Any) -> Any:
+  """The tree with the leaves of `whole` in place of None: undoes `crossing`."""
+  return jax.tree.map(lambda w, x: w if x is None else x, whole, tree, is_leaf=lambda x: x is None)
 
 
 def sum(tree: Any, axis_name: Axes) -> Any:  # noqa: A001 (the field's word, always used qualified)

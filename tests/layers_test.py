@@ -24,6 +24,7 @@ LAYERS = {
   'ledger': 1,
   'compressors': 2,
   'memories': 2,
+  'exchange': 2,
   'transforms': 3,
   'algorithms': 4,
   'runtime': 5,
@@ -34,7 +35,7 @@ LAYERS = {
   'learned': 5,
 }
 # Besides lower layers.
-SIDEWAYS = {('memories', 'compressors')}
+SIDEWAYS = {('exchange', 'compressors'), ('exchange', 'memories')}
 COLLECTIVES = {
   'all_gather',
   'all_gather_invariant',

@@ -17,7 +17,8 @@ def mean_magnitude(x: jax.Array) -> jax.Array:
 
 def unit_magnitude(x: jax.Array) -> jax.Array:
   """1 for a vote; 0 where all entries are zero, as of a frozen leaf; NaN where one is NaN."""
-  return jnp.sign(jnp.max(jnp.abs(x)))
+  # Not of the maximum, which loses a NaN where XLA splits it over threads on CPU.
+  return jnp.sign(jnp.sum(jnp.abs(x)))
 
 
 def scaled_sign(*, magnitude: Callable[[jax.Array], jax.Array] = mean_magnitude) -> Compressor:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jax_dsgd import collectives, compressors, memories, topologies
+from jax_dsgd import collectives, compressors, exchange, memories, topologies
 
 
 def mix_neighbors(
@@ -101,19 +101,19 @@ def mix_compressed(
       'reference memory holds the mix of '
       f'a fixed topology'
     )
-  reduction = memories.mix_of_neighbors(topology, axis_name)
+  reduction = exchange.mix_of_neighbors(topology, axis_name)
 
   def update(
     updates: Any, state: Any, params: Any = None, **extra: Any
-  ) -> tuple[Any, memories.ExchangeState]:
+  ) -> tuple[Any, exchange.ExchangeState]:
     if params is None:
       raise ValueError(
         f'{memory!r} mixing averages parameters: call update(updates, state, params)'
       )
-    collectives.require_varying(memories.crossing(params), axis_name)
-    target = memories.crossing(jax.tree.map(_moved, params, updates))
-    own, received, state = memories.exchange(
-      optax.tree.cast_like(target, memories.crossing(params)),
+    collectives.require_varying(collectives.crossing(params), axis_name)
+    target = collectives.crossing(jax.tree.map(_moved, params, updates))
+    own, received, state = exchange.send(
+      optax.tree.cast_like(target, collectives.crossing(params)),
       state,
       compressor=compressor,
       memory=memory,
@@ -125,12 +125,14 @@ def mix_compressed(
       target,
       own,
       received,
-      memories.crossing(params),
+      collectives.crossing(params),
     )
-    return memories.fill(optax.tree.cast_like(mixed, memories.crossing(updates)), updates), state
+    return collectives.fill(
+      optax.tree.cast_like(mixed, collectives.crossing(updates)), updates
+    ), state
 
   return optax.GradientTransformationExtraArgs(
-    lambda params: memories.init_exchange(params, memory, seed=seed), update
+    lambda params: exchange.init(params, memory, seed=seed), update
   )
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jax_dsgd import collectives, memories
+from jax_dsgd import collectives
 
 
 class SkipState(NamedTuple):
@@ -48,10 +48,11 @@ def skip_nonfinite(
   inner = optax.with_extra_args_support(inner)
 
   def init(params: optax.Params) -> SkipState:
-    return SkipState(jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), inner.init(params))
+    zero = collectives.vary_with(jnp.zeros((), jnp.int32), params)
+    return SkipState(zero, zero, inner.init(params))
 
   def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, SkipState]:
-    finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(memories.crossing(updates))]
+    finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(collectives.crossing(updates))]
     good = collectives.all_agree(jnp.stack(finite).all() if finite else jnp.array(True), axis_name)
 
     def step() -> tuple[Any, Any]:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jax_dsgd import collectives, memories
+from jax_dsgd import collectives
 
 Period = int | Callable[[jax.Array], jax.Array]
 
@@ -89,10 +89,10 @@ def local_steps(
 
   def init(params: optax.Params) -> LocalStepsState:
     # A copy: donating the parameters must not take the anchor with them.
-    anchor = jax.tree.map(jnp.copy, memories.crossing(params))
-    zero = jnp.zeros((), jnp.int32)
+    anchor = jax.tree.map(jnp.copy, collectives.crossing(params))
+    zero = collectives.vary_with(jnp.zeros((), jnp.int32), params)
     return LocalStepsState(
-      zero, zero, anchor, inner.init(params), outer.init(memories.crossing(params))
+      zero, zero, anchor, inner.init(params), outer.init(collectives.crossing(params))
     )
 
   def update(
@@ -101,7 +101,8 @@ def local_steps(
     if params is None:
       raise ValueError('local_steps moves parameters: call update(updates, state, params)')
     updates, inner_state = inner.update(updates, state.inner, params, **extra)
-    here, way = memories.crossing(params), memories.crossing(updates)
+    here, way = collectives.crossing(params), collectives.crossing(updates)
+    collectives.require_same_leaves(here, state.anchor, 'anchor')
 
     def meet() -> tuple[Any, Any, Any]:
       delta = jax.tree.map(lambda a, x, u: (a - (x + u)).astype(a.dtype), state.anchor, here, way)
@@ -123,6 +124,6 @@ def local_steps(
       inner_state,
       outer_state,
     )
-    return memories.fill(way, updates), after
+    return collectives.fill(way, updates), after
 
   return optax.GradientTransformationExtraArgs(init, update)

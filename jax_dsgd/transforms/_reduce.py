@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jax_dsgd import collectives, compressors, ledger, memories
+from jax_dsgd import collectives, compressors, exchange, ledger, memories
 
 Weights = Sequence[float] | np.ndarray | Callable[[jax.Array], jax.Array]
 
@@ -53,12 +53,13 @@ def mean_over(
   own_weight = None if weights is None else _weight_of(weights, axis_name)
 
   def init(params: optax.Params) -> MeanState:
-    return MeanState(jnp.zeros((), jnp.int32), ledger.new_meter())
+    zero = MeanState(jnp.zeros((), jnp.int32), ledger.new_meter())
+    return collectives.vary_with(zero, params)
 
   def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, MeanState]:
-    collectives.require_varying(memories.crossing(updates), axis_name)
+    collectives.require_varying(collectives.crossing(updates), axis_name)
     weight = own_weight(state.count) if own_weight else None
-    nbytes = ledger.payload_bytes(memories.crossing(updates)) + (4 if own_weight else 0)
+    nbytes = ledger.payload_bytes(collectives.crossing(updates)) + (4 if own_weight else 0)
     sent = nbytes if collectives.worker_count(axis_name) > 1 else 0
     after = MeanState(state.count + 1, ledger.add(state.bytes_sent, sent))
     return collectives.mean(updates, axis_name, weight), after
@@ -110,19 +111,19 @@ def compressed_mean(
   >>> updates[0].tolist(), state.memory.residual.tolist()
   ([2.0, 1.0, 0.0], [[1.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
   """
-  reduction = memories.mean_of_workers(axis_name)
+  reduction = exchange.mean_of_workers(axis_name)
 
   def update(
     updates: Any, state: Any, params: Any = None, **extra: Any
-  ) -> tuple[Any, memories.ExchangeState]:
-    collectives.require_varying(memories.crossing(updates), axis_name)
-    _, received, state = memories.exchange(
+  ) -> tuple[Any, exchange.ExchangeState]:
+    collectives.require_varying(collectives.crossing(updates), axis_name)
+    _, received, state = exchange.send(
       updates, state, compressor=compressor, memory=memory, reduction=reduction, axis_name=axis_name
     )
     return optax.tree.cast_like(received, updates), state
 
   return optax.GradientTransformationExtraArgs(
-    lambda params: memories.init_exchange(params, memory, seed=seed), update
+    lambda params: exchange.init(params, memory, seed=seed), update
   )
 
 
@@ -147,6 +148,6 @@ def vote_majority(*, axis_name: str) -> optax.GradientTransformationExtraArgs:
     Tolerant", arXiv 1810.05291.
   """
   votes = compressors.scaled_sign(magnitude=compressors.unit_magnitude)
-  return optax.chain(
-    compressed_mean(votes, axis_name=axis_name, memory=memories.none()), optax.scale_by_sign()
-  )
+  mean = compressed_mean(votes, axis_name=axis_name, memory=memories.none())
+  sign = lambda u: jnp.sign(u) if collectives.is_crossing(u) else u  # noqa: E731
+  return optax.chain(mean, optax.stateless(lambda updates, params: jax.tree.map(sign, updates)))

@@ -1,0 +1,403 @@
+"""Laws that every transform obeys, over the examples of `TRANSFORMS`; values are elsewhere."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec
+
+from jax_dsgd import compressors, ledger, memories, runtime, topologies, transforms
+
+W, STEPS = 8, 5
+top_k, random_k, qsgd = compressors.top_k(0.3), compressors.random_k(0.3), compressors.qsgd(7)
+
+
+def compressed(compressor, memory):
+  return transforms.compressed_mean(compressor, axis_name='workers', memory=memory)
+
+
+def gossip(topology, compressor, memory, rate=0.5):
+  return transforms.mix_compressed(
+    topology, compressor, axis_name='workers', consensus_rate=rate, memory=memory
+  )
+
+
+def rounds(inner, period, *outer):
+  return transforms.local_steps(inner, optax.chain(transforms.mean_over('workers'), *outer), period)
+
+
+# From the number of workers to a transform; a new one needs at least one line here and in ALONE.
+TRANSFORMS = {
+  'mean_over': [
+    lambda n: transforms.mean_over('workers'),
+    lambda n: transforms.mean_over('workers', weights=np.arange(1, n + 1)),
+    lambda n: transforms.mean_over('workers', weights=lambda count: jnp.arange(1.0, n + 1)),
+  ],
+  'compressed_mean': [
+    lambda n: compressed(top_k, memories.residual()),
+    lambda n: compressed(random_k, memories.reference(step=0.5)),
+    lambda n: compressed(qsgd, memories.none()),
+  ],
+  'vote_majority': [lambda n: transforms.vote_majority(axis_name='workers')],
+  'mix_neighbors': [
+    lambda n: transforms.mix_neighbors(topologies.ring(n), axis_name='workers'),
+    lambda n: transforms.mix_neighbors(topologies.one_peer_exponential(n), axis_name='workers'),
+  ],
+  'mix_compressed': [
+    lambda n: gossip(topologies.ring(n), top_k, memories.reference()),
+    lambda n: gossip(topologies.star(n), random_k, memories.residual()),
+  ],
+  'local_steps': [
+    lambda n: rounds(optax.sgd(0.1), 2, optax.sgd(0.7, momentum=0.9, nesterov=True)),
+    lambda n: transforms.local_steps(
+      optax.sgd(0.1, momentum=0.9),
+      optax.chain(compressed(top_k, memories.residual()), optax.sgd(1.0)),
+      lambda round_: round_ + 1,
+    ),
+  ],
+  'sign_momentum': [lambda n: transforms.sign_momentum()],
+  'skip_nonfinite': [
+    lambda n: transforms.skip_nonfinite(
+      optax.chain(compressed(top_k, memories.residual()), optax.adam(0.1)), axis_name='workers'
+    )
+  ],
+}
+LOCAL = {'sign_momentum'}  # sends nothing
+adamw = optax.adamw(0.1, weight_decay=0.1)
+# With one worker, each is a plain optax transform (on gradients without a zero).
+ALONE = {
+  'mean_over': (TRANSFORMS['mean_over'][1](1), optax.identity()),
+  'compressed_mean': (compressed(compressors.identity(), memories.residual()), optax.identity()),
+  'vote_majority': (TRANSFORMS['vote_majority'][0](1), optax.scale_by_sign()),
+  'mix_neighbors': (TRANSFORMS['mix_neighbors'][0](1), optax.identity()),
+  'mix_compressed': (TRANSFORMS['mix_compressed'][0](1), optax.identity()),
+  'local_steps': (rounds(adamw, 3, optax.sgd(1.0)), adamw),
+  'sign_momentum': (transforms.sign_momentum(), optax.scale_by_lion()),
+  'skip_nonfinite': (transforms.skip_nonfinite(adamw, axis_name='workers'), adamw),
+}
+
+CASES = [(name, make) for name, makes in TRANSFORMS.items() for make in makes]
+IDS = [f'{name}-{i}' for name, makes in TRANSFORMS.items() for i in range(len(makes))]
+every_transform = pytest.mark.parametrize(('name', 'make'), CASES, ids=IDS)
+every_reduction = pytest.mark.parametrize(
+  ('name', 'make'),
+  [case for case in CASES if case[0] not in LOCAL],
+  ids=[id_ for id_ in IDS if id_.split('-')[0] not in LOCAL],
+)
+
+
+def tree(*lead, seed=0, dtype=np.float32):
+  rng = np.random.default_rng(seed)
+  return {
+    'w': rng.normal(size=(*lead, 3, 5)).astype(dtype),
+    'b': rng.normal(size=lead).astype(dtype),
+  }
+
+
+def plain(state):
+  """State as NumPy arrays, keys as their words."""
+  is_key = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731
+  return [np.asarray(jax.random.key_data(x) if is_key(x) else x) for x in jax.tree.leaves(state)]
+
+
+def assert_close(actual, expected, rtol=1e-5, atol=1e-6):
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
+  for x, y in zip(plain(actual), plain(expected), strict=True):
+    np.testing.assert_allclose(x, y, rtol=rtol, atol=atol)
+
+
+def one_update(tx, updates, params, count, **extra):
+  """The first update of simulated workers, from rows."""
+  step = lambda u, x: tx.update(u, tx.init(x), x, **extra)  # noqa: E731
+  return jax.jit(runtime.simulate(count).spmd(step))(updates, params)
+
+
+def traced(tx, count, updates, params, state=None):
+  """Shapes of (updates, state) after the init and one update of rows."""
+  spmd = runtime.simulate(count).spmd
+  state = jax.eval_shape(spmd(tx.init), params) if state is None else state
+  return state, jax.eval_shape(spmd(tx.update), updates, state, params)
+
+
+def test_every_transform_has_examples(require_examples):
+  kind = optax.GradientTransformation
+  require_examples(transforms, kind, TRANSFORMS)
+  require_examples(transforms, kind, ALONE)
+
+
+@pytest.mark.parametrize('name', ALONE)
+def test_one_worker_is_plain_optax(name, run):
+  tx, expected = ALONE[name]
+  gradients, params = tree(STEPS, 1), tree(1, seed=1)
+  after, _, updates = run(tx, runtime.simulate(1), params, gradients)
+  after_plain, _, updates_plain = run(expected, runtime.simulate(1), params, gradients)
+  assert_close((after, updates), (after_plain, updates_plain))
+
+
+@every_transform
+def test_a_scan_on_a_mesh_is_a_loop_in_simulation(name, make, eight, run):
+  tx, gradients, params = make(W), tree(STEPS, W), tree(W, seed=1)
+  on_mesh = run(tx, eight, params, gradients)
+
+  workers = runtime.simulate(W)
+  state = jax.jit(workers.spmd(tx.init))(params)
+  update = jax.jit(workers.spmd(tx.update))
+  history = []
+  for t in range(STEPS):
+    updates, after = update(jax.tree.map(lambda g, t=t: g[t], gradients), state, params)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), after) == jax.tree.map(
+      lambda x: (x.shape, x.dtype), state
+    )
+    state, params = after, jax.tree.map(np.add, params, updates)
+    history.append(updates)
+  assert_close(on_mesh, (params, state, jax.tree.map(lambda *x: np.stack(x), *history)))
+
+
+@every_transform
+def test_a_state_made_in_the_region_fits_a_scan(name, make, eight):
+  """With check_vma=True too: what `init` makes there varies as what `update` returns."""
+  tx = make(W)
+
+  def worker(params, gradients):
+    def step(state, gradient):
+      updates, state = tx.update(gradient, state, params)
+      return state, updates
+
+    return jax.lax.scan(step, tx.init(params), gradients)
+
+  jax.eval_shape(eight.spmd(worker), tree(W), tree(W, 3))
+
+
+def test_the_same_text_runs_in_a_pmap_of_the_user():
+  txs = {id_: make(W) for id_, (_, make) in zip(IDS, CASES, strict=True) if id_.endswith('-0')}
+  gradients, params = tree(W), tree(W, seed=1)
+
+  def step(updates, params):
+    return {name: tx.update(updates, tx.init(params), params)[0] for name, tx in txs.items()}
+
+  mapped = jax.pmap(step, axis_name='workers')(gradients, params)
+  assert_close(mapped, jax.jit(jax.vmap(step, axis_name='workers'))(gradients, params))
+
+
+DTYPES = [('bfloat16', 'bfloat16'), ('float32', 'bfloat16'), ('float32', 'float16')]
+
+
+@every_transform
+@pytest.mark.parametrize('dtypes', DTYPES, ids='-'.join)
+def test_state_and_updates_keep_their_types(name, make, dtypes):
+  """From shapes alone, so `init` runs on ShapeDtypeStruct; a fixed point holds for all steps."""
+  params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtypes[0]), tree(W))
+  updates = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtypes[1]), tree(W))
+  state, (stepped, after) = traced(make(W), W, updates, params)
+  assert after == state
+  if name not in LOCAL | {'local_steps'}:  # there, the inner transform has its own way
+    assert stepped == updates
+  for leaf in jax.tree.leaves(state):
+    if leaf.dtype == jnp.bfloat16:  # only what mirrors parameters may be as narrow as they are
+      assert dtypes[0] == 'bfloat16'
+  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    if any(getattr(entry, 'name', '') in ('residual', 'reference', 'received') for entry in path):
+      assert leaf.dtype == jnp.float32
+
+
+@pytest.mark.parametrize('name', TRANSFORMS)
+def test_composes_with_optax(name):
+  """Inside a chain, a partition by labels and injected hyperparameters, for three steps."""
+  tx = TRANSFORMS[name][0](W)
+  schedule = optax.piecewise_constant_schedule(0.5, {1: 0.1})  # 0.5, then 0.05
+  before = optax.chain(optax.clip(1.0), optax.scale_by_adam())
+
+  def whole(learning_rate):
+    labelled = optax.partition({'on': tx, 'off': optax.set_to_zero()}, {'w': 'on', 'b': 'off'})
+    return optax.chain(before, labelled, optax.scale(learning_rate))
+
+  composed = optax.inject_hyperparams(whole)(learning_rate=schedule)
+
+  def worker(gradients, params):
+    states = composed.init(params), before.init(params), tx.init({'w': params['w']})
+
+    def step(states, gradient):
+      outer, first, second = states
+      u, outer = composed.update(gradient, outer, params)
+      v, first = before.update(gradient, first, params)
+      v, second = tx.update({'w': v['w']}, second, {'w': params['w']})
+      return (outer, first, second), (u, v)
+
+    return jax.lax.scan(step, states, gradients)[1]
+
+  rows = jax.tree.map(lambda g: np.moveaxis(g, 0, 1), tree(3, W))
+  u, v = jax.jit(runtime.simulate(W).spmd(worker))(rows, tree(W, seed=1))
+  assert not np.asarray(u['b']).any()
+  rates = np.float32([0.5, 0.05, 0.05])[None, :, None, None]
+  np.testing.assert_allclose(u['w'], v['w'] * rates, rtol=1e-5, atol=1e-6)
+
+
+def odd(count):
+  """Leaves that do not cross, and a 0-d one that does; rows of `count` workers."""
+  rows = np.arange(count)
+  return {
+    'w': rows[:, None] + np.float32([1.5, -2, 3]),
+    'scalar': rows + np.float32(0.5),
+    'int': rows.astype(np.int32) + 3,
+    'bool': rows % 2 == 0,
+    'empty': np.zeros((count, 0), np.float32),
+    'none': None,
+  }
+
+
+def with_quiet_inner(name, make):
+  """The example, with an inner transform that leaves integers alone where there is a choice."""
+  mean = transforms.mean_over('workers')
+  if name == 'local_steps':
+    return transforms.local_steps(optax.identity(), mean, 1)
+  return transforms.skip_nonfinite(mean, axis_name='workers') if 'skip' in name else make(2)
+
+
+@every_reduction
+def test_leaves_that_do_not_cross_stay_and_cost_nothing(name, make):
+  tx, rows = with_quiet_inner(name, make), odd(2)
+  crossing = {'w': rows['w'], 'scalar': rows['scalar']}
+  both = lambda *trees: tuple(tx.update(x, tx.init(x), x) for x in trees)  # noqa: E731
+  spmd = jax.jit(runtime.simulate(2).spmd(both))
+  (updates, state), (expected, least) = spmd(rows, crossing)
+  for leaf in ('int', 'bool', 'empty'):
+    assert updates[leaf].dtype == rows[leaf].dtype
+    np.testing.assert_array_equal(updates[leaf], rows[leaf])
+  assert updates['none'] is None
+  assert updates['scalar'].shape == (2,)
+  assert (ledger.bytes_sent(state) == ledger.bytes_sent(least)).all()
+  assert np.all(ledger.bytes_sent(state) > 0)
+  # Keys go by the place among the leaves that cross, so they are the same too.
+  np.testing.assert_allclose(updates['w'], expected['w'], rtol=1e-6)
+
+
+@every_reduction
+def test_gradients_of_integers_pass(name, make):
+  """`jax.grad(allow_int=True)` gives float0 for integers."""
+  tx = with_quiet_inner(name, make)
+
+  def step(params):
+    gradient = jax.grad(lambda p: jnp.sum(p['w'] ** 2), allow_int=True)(params)
+    updates, _ = tx.update(gradient, tx.init(params), params)
+    assert updates['int'].dtype == jax.dtypes.float0
+    return updates['w']
+
+  rows = odd(2)
+  params = {name: rows[name] for name in ('w', 'int')}
+  assert jax.eval_shape(runtime.simulate(2).spmd(step), params).shape == (2, 3)
+
+
+@pytest.mark.parametrize('name', ['compressed_mean', 'vote_majority', 'mix_compressed'])
+def test_complex_leaves_are_refused_by_name(name):
+  params = {'layer': {'phase': np.ones((2, 3), np.complex64)}}
+  with pytest.raises(ValueError, match='layer/phase.*complex64') as error:
+    traced(TRANSFORMS[name][0](2), 2, params, params)
+  assert '\n' not in str(error.value)
+
+
+def test_a_mean_accepts_complex_leaves():
+  rows = np.array([[3 + 4j], [1 - 2j]], np.complex64)
+  updates, _ = one_update(transforms.mean_over('workers'), rows, rows, 2)
+  np.testing.assert_allclose(updates, [[2 + 1j]] * 2)
+
+
+REMEMBER = {
+  'residual': compressed(top_k, memories.residual()),
+  'reference': compressed(top_k, memories.reference()),
+  'gossip': gossip(topologies.ring(2), top_k, memories.reference()),
+  'anchor': rounds(optax.sgd(0.1), 2),
+}
+
+
+@pytest.mark.parametrize('name', REMEMBER)
+@pytest.mark.parametrize(
+  ('change', 'leaf'),
+  [
+    (lambda p: p | {'more': p['a']}, 'more'),
+    (lambda p: {'a': p['a']}, 'b'),
+    (lambda p: p | {'b': np.zeros((2, 1), np.float32)}, 'b'),
+    (lambda p: p | {'b': p['b'].astype(np.int32)}, 'b'),
+  ],
+  ids=['more', 'fewer', 'shape', 'kind'],
+)
+def test_a_tree_that_changed_is_refused_by_name(name, change, leaf):
+  params = {'a': np.zeros((2, 3), np.float32), 'b': np.zeros((2, 4), np.float32)}
+  state = jax.eval_shape(runtime.simulate(2).spmd(REMEMBER[name].init), params)
+  changed = change(params)
+  with pytest.raises(ValueError, match=rf"'{leaf}'"):
+    traced(REMEMBER[name], 2, changed, changed, state)
+
+
+@pytest.mark.parametrize('name', REMEMBER)
+def test_the_order_of_a_dict_does_not_matter(name):
+  rng = np.random.default_rng(0)
+  params = {k: rng.normal(size=(2, 4)).astype(np.float32) for k in ('a', 'b')}
+  turned = dict(reversed(params.items()))
+  tx = REMEMBER[name]
+  state = jax.eval_shape(runtime.simulate(2).spmd(tx.init), params)
+  traced(tx, 2, turned, turned, state)
+  assert_close(one_update(tx, params, params, 2), one_update(tx, turned, turned, 2))
+
+
+@every_reduction
+def test_gradients_that_were_summed_already_are_refused(name, make, eight):
+  """Inside shard_map the gradient of a replicated value is a sum over workers: fact 2."""
+  tx = make(W)
+
+  def step(params, target):
+    gradient = jax.grad(lambda p: jnp.sum((p['w'] - target[0]) ** 2))(params)
+    return tx.update(gradient, tx.init(params), params)[0]
+
+  specs = PartitionSpec(), PartitionSpec('workers')
+  sharded = jax.shard_map(step, mesh=eight.mesh, in_specs=specs, out_specs=specs[1])
+  with pytest.raises(ValueError, match="'w' do not vary over axis 'workers'"):
+    jax.eval_shape(sharded, {'w': np.zeros(3, np.float32)}, np.zeros((W, 3), np.float32))
+
+
+@pytest.mark.parametrize('name', ['mix_neighbors', 'mix_compressed'])
+def test_a_topology_of_another_size_is_refused(name):
+  with pytest.raises(ValueError, match='for 4 workers.*has 3'):
+    traced(TRANSFORMS[name][0](4), 3, tree(3), tree(3))
+
+
+@pytest.mark.parametrize('name', sorted(TRANSFORMS.keys() - LOCAL))
+def test_an_axis_that_is_not_bound_is_refused(name):
+  tx = TRANSFORMS[name][0](2)
+  with pytest.raises(ValueError, match="axis_name='workers' is not bound"):
+    jax.eval_shape(lambda x: tx.update(x, tx.init(x), x), tree())
+
+
+@every_transform
+def test_extra_arguments_are_accepted(name, make):
+  tx = optax.with_extra_args_support(make(2))
+  updates, state = tree(2), tree(2, seed=1)
+  step = lambda u, x: tx.update(  # noqa: E731
+    u, tx.init(x), x, value=1.0, grad_fn=lambda params: params, control=None
+  )
+  jax.eval_shape(runtime.simulate(2).spmd(step), updates, state)
+
+
+@pytest.mark.parametrize('name', ['mix_neighbors', 'mix_compressed', 'local_steps'])
+def test_transforms_that_need_params_say_so(name):
+  tx = TRANSFORMS[name][0](2)
+  with pytest.raises(ValueError, match=r'update\(updates, state, params\)'):
+    jax.eval_shape(runtime.simulate(2).spmd(lambda x: tx.update(x, tx.init(x))), tree(2))
+
+
+def test_wrappers_pass_everything_on():
+  """`value`, `grad_fn` and params reach what is inside: u = value grad_fn(params)."""
+
+  def update(updates, state, params=None, *, value, grad_fn, **extra):
+    return jax.tree.map(lambda g: value * g, grad_fn(params)), state
+
+  asking = optax.GradientTransformationExtraArgs(lambda params: (), update)
+  local = transforms.local_steps(asking, optax.identity(), 3)
+  outer = transforms.local_steps(optax.set_to_zero(), asking, 1)
+  params = {'x': jnp.array([[1.0], [2.0]])}
+  for tx in (local, outer, transforms.skip_nonfinite(asking, axis_name='workers')):
+    grad_fn = lambda p: jax.tree.map(lambda x: 10 * x, p)  # noqa: E731
+    updates, _ = one_update(tx, params, params, 2, value=2.0, grad_fn=grad_fn)
+    assert updates['x'].tolist() == [[20.0], [40.0]]
