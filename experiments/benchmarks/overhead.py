@@ -75,15 +75,14 @@ def measure(leaves: int, entries: int, count: int, rounds: int) -> tuple[float, 
   ours = algorithms.allreduce_sgd(0.1, axis_name='workers', momentum=0.9)
   model = {f'leaf_{i:03d}': jnp.ones(entries // leaves) for i in range(leaves)}
   batch = workers.place(jnp.arange(float(count)))
-  runs = []
-  for tx, step in ((plain, by_hand(workers, plain)), (ours, by_library(workers, ours))):
-    params = workers.replicate(model)
-    runs.append([step, params, workers.spmd(tx.init)(params)])
+  steps = (by_hand(workers, plain), by_library(workers, ours))
+  trained = [workers.replicate(model) for _ in steps]
+  states = [workers.spmd(tx.init)(trained[0]) for tx in (plain, ours)]
   taken = np.zeros((rounds + 2, 2))
   for row in taken:
-    for i, run in enumerate(runs):
-      row[i], run[1], run[2] = seconds(*run, batch)
-  difference = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), runs[0][1], runs[1][1])
+    for i, step in enumerate(steps):
+      row[i], trained[i], states[i] = seconds(step, trained[i], states[i], batch)
+  difference = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), *trained)
   if max(jax.tree.leaves(difference)) > 1e-6:
     raise AssertionError('the two steps do not compute the same parameters')
   hand, library = taken[2:].T
