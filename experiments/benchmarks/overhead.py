@@ -31,8 +31,7 @@ Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 def gradient(params: Any, batch: jax.Array) -> Any:
-  """A gradient that costs one pass over the parameters: of `sum (x - b)^2 / 2` with one b a
-  worker."""
+  """A gradient that costs one pass over the parameters: of `(x - batch)^2 / 2`."""
   return jax.tree.map(lambda x: x - batch, params)
 
 
