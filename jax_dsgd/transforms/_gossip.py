@@ -98,10 +98,12 @@ def mix_compressed(
   if topology.period > 1 and memory.name.startswith('reference'):
     raise ValueError(
       f'topology {topology.name!r} varies in time (period {topology.period}): the one buffer of a '
-      'reference memory holds the mix of '
-      f'a fixed topology'
+      'reference memory holds the mix of a fixed topology'
     )
-  reduction = exchange.mix_of_neighbors(topology, axis_name)
+  channel = exchange.mix_of_neighbors(topology, compressor, axis_name=axis_name)
+
+  def init(params: optax.Params) -> exchange.ExchangeState:
+    return exchange.init(params, memory=memory, channel=channel, seed=seed)
 
   def update(
     updates: Any, state: Any, params: Any = None, **extra: Any
@@ -112,28 +114,16 @@ def mix_compressed(
       )
     collectives.require_varying(collectives.crossing(params), axis_name)
     target = collectives.crossing(jax.tree.map(_moved, params, updates))
+    here = collectives.crossing(params)
     own, received, state = exchange.send(
-      optax.tree.cast_like(target, collectives.crossing(params)),
-      state,
-      compressor=compressor,
-      memory=memory,
-      reduction=reduction,
-      axis_name=axis_name,
+      optax.tree.cast_like(target, here), state, memory=memory, channel=channel
     )
-    mixed = jax.tree.map(
-      lambda y, own, received, x: y + consensus_rate * (received - own) - x,
-      target,
-      own,
-      received,
-      collectives.crossing(params),
-    )
-    return collectives.fill(
-      optax.tree.cast_like(mixed, collectives.crossing(updates)), updates
-    ), state
+    toward = lambda y, own, received, x: y + consensus_rate * (received - own) - x  # noqa: E731
+    mixed = jax.tree.map(toward, target, own, received, here)
+    mixed = optax.tree.cast_like(mixed, collectives.crossing(updates))
+    return collectives.fill(mixed, updates), state
 
-  return optax.GradientTransformationExtraArgs(
-    lambda params: exchange.init(params, memory, seed=seed), update
-  )
+  return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _moved(param: jax.Array, update: jax.Array) -> jax.Array:

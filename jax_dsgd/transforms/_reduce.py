@@ -111,20 +111,19 @@ def compressed_mean(
   >>> updates[0].tolist(), state.memory.residual.tolist()
   ([2.0, 1.0, 0.0], [[1.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
   """
-  reduction = exchange.mean_of_workers(axis_name)
+  channel = exchange.mean_of_workers(compressor, axis_name=axis_name)
+
+  def init(params: optax.Params) -> exchange.ExchangeState:
+    return exchange.init(params, memory=memory, channel=channel, seed=seed)
 
   def update(
     updates: Any, state: Any, params: Any = None, **extra: Any
   ) -> tuple[Any, exchange.ExchangeState]:
     collectives.require_varying(collectives.crossing(updates), axis_name)
-    _, received, state = exchange.send(
-      updates, state, compressor=compressor, memory=memory, reduction=reduction, axis_name=axis_name
-    )
+    _, received, state = exchange.send(updates, state, memory=memory, channel=channel)
     return optax.tree.cast_like(received, updates), state
 
-  return optax.GradientTransformationExtraArgs(
-    lambda params: exchange.init(params, memory, seed=seed), update
-  )
+  return optax.GradientTransformationExtraArgs(init, update)
 
 
 def vote_majority(*, axis_name: str) -> optax.GradientTransformationExtraArgs:

@@ -26,23 +26,20 @@ def inputs():
 @functools.cache
 def exchanges(memory, compressor):
   """(own, received, memory's state) after each step by reduction, leaves [STEPS, W, 3, 5]."""
+  channels = {name: make(compressor) for name, (make, _) in REDUCTIONS.items()}
 
   def worker(xs):
     def step(states, x):
       outputs = {}
-      for name, (reduction, _) in REDUCTIONS.items():
-        own, received, states[name] = exchange.send(
-          x,
-          states[name],
-          compressor=compressor,
-          memory=memory,
-          reduction=reduction,
-          axis_name='workers',
-        )
+      for name, channel in channels.items():
+        own, received, states[name] = exchange.send(x, states[name], memory=memory, channel=channel)
         outputs[name] = own, received, states[name].memory
       return states, outputs
 
-    states = {name: exchange.init(xs[0], memory, seed=1) for name in REDUCTIONS}
+    states = {
+      name: exchange.init(xs[0], memory=memory, channel=channel, seed=1)
+      for name, channel in channels.items()
+    }
     return jax.lax.scan(step, states, xs)[1]
 
   outputs = jax.jit(FOUR.spmd(worker))(np.moveaxis(inputs(), 0, 1))
@@ -60,8 +57,14 @@ def before(state):
 
 
 REDUCTIONS = {
-  'mean': (exchange.mean_of_workers('workers'), np.full((W, W), 1 / W)),
-  'ring': (exchange.mix_of_neighbors(RING, 'workers'), RING.matrix()),
+  'mean': (
+    functools.partial(exchange.mean_of_workers, axis_name='workers'),
+    np.full((W, W), 1 / W),
+  ),
+  'ring': (
+    functools.partial(exchange.mix_of_neighbors, RING, axis_name='workers'),
+    RING.matrix(),
+  ),
 }
 
 
