@@ -43,7 +43,7 @@ core-newest:
 	@echo "core-newest: skipped, no working python3.13 here"
 else
 core-newest: .venv313/installed
-	.venv313/bin/python $(PYTEST) --ignore=tests/experiments --ignore=tests/colabs
+	.venv313/bin/python $(PYTEST) --ignore=tests/experiments --ignore=tests/configs --ignore=tests/colabs
 endif
 
 .venv313/installed: setup.cfg constraints/py313.txt

@@ -226,6 +226,16 @@ def gather(tree: Any, axis_name: str) -> Any:
   return _through_flat_buffers(lambda buffer: jax.lax.all_gather(buffer, axis_name), tree)
 
 
+def trade_rows(tree: Any, axis_name: str) -> Any:
+  """Row j of every leaf [W, ...] goes to worker j, and row i of the result came from worker i.
+
+  One all-to-all a word size.
+  """
+  worker_count(axis_name)
+  trade = lambda rows: jax.lax.all_to_all(rows, axis_name, 0, 0, tiled=True)  # noqa: E731
+  return _through_flat_buffers(trade, tree, kept=1)
+
+
 def permute(tree: Any, destinations: Sequence[int], axis_name: str) -> Any:
   """Worker i's tree goes to worker destinations[i], a full permutation. One permute a word size."""
   workers, destinations = worker_count(axis_name), list(destinations)
@@ -301,8 +311,12 @@ def _axes(axis_name: Axes) -> tuple[str, ...]:
 _WORDS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 
 
-def _through_flat_buffers(collective: Callable[[jax.Array], jax.Array], tree: Any) -> Any:
+def _through_flat_buffers(
+  collective: Callable[[jax.Array], jax.Array], tree: Any, *, kept: int = 0
+) -> Any:
   """Applies a collective that moves buffers, and may add leading axes, to one buffer a word size.
+
+  The first `kept` axes of every leaf, alike in all of them, stay axes of the buffer.
 
   Numbers cross as the bits they are, in words of 1, 2 or 4 bytes: values and places of one size
   share a buffer, and no compiler widens a float on the way, as XLA does on CPU with bfloat16.
@@ -312,13 +326,15 @@ def _through_flat_buffers(collective: Callable[[jax.Array], jax.Array], tree: An
   moved: list[jax.Array | None] = [None] * len(leaves)
   for word in dict.fromkeys(words):
     members = [i for i, w in enumerate(words) if w == word]
-    flat = [jax.lax.bitcast_convert_type(leaves[i], word).reshape(-1) for i in members]
-    buffer = collective(flat[0] if len(flat) == 1 else jnp.concatenate(flat))
+    bits = [jax.lax.bitcast_convert_type(leaves[i], word) for i in members]
+    flat = [x.reshape(*x.shape[:kept], -1) for x in bits]
+    buffer = collective(flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=-1))
     start = 0
     for i, part in zip(members, flat, strict=True):
-      piece = buffer[..., start : start + part.size].reshape(buffer.shape[:-1] + leaves[i].shape)
+      piece = buffer[..., start : start + part.shape[-1]]
+      piece = piece.reshape(buffer.shape[:-1] + leaves[i].shape[kept:])
       moved[i] = jax.lax.bitcast_convert_type(piece, leaves[i].dtype)
-      start += part.size
+      start += part.shape[-1]
   return jax.tree.unflatten(treedef, moved)
 
 
