@@ -214,6 +214,15 @@ def mean(tree: Any, axis_name: Axes, weight: jax.Array | float | None = None) ->
   )
 
 
+def mean_of_payloads(tree: Any, axis_name: str) -> Any:
+  """The mean over workers of floats that need not keep their shapes: one all-reduce a dtype.
+
+  Unlike `mean` it does not rely on the compiler to join them, but copies them into one buffer.
+  """
+  average = lambda buffer: mean(buffer, axis_name)  # noqa: E731
+  return _through_flat_buffers(average, tree, word_of=lambda dtype: dtype)
+
+
 def all_agree(flag: jax.Array, axis_name: str) -> jax.Array:
   """True on every worker if the flag is true on every worker. Sends 4 bytes."""
   votes = jax.lax.psum(vary(flag, axis_name).astype(jnp.int32), axis_name)
@@ -312,17 +321,20 @@ _WORDS = {8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}
 
 
 def _through_flat_buffers(
-  collective: Callable[[jax.Array], jax.Array], tree: Any, *, kept: int = 0
+  collective: Callable[[jax.Array], jax.Array],
+  tree: Any,
+  *,
+  kept: int = 0,
+  word_of: Callable[[Any], Any] | None = None,
 ) -> Any:
   """Applies a collective that moves buffers, and may add leading axes, to one buffer a word size.
 
-  The first `kept` axes of every leaf, alike in all of them, stay axes of the buffer.
-
-  Numbers cross as the bits they are, in words of 1, 2 or 4 bytes: values and places of one size
-  share a buffer, and no compiler widens a float on the way, as XLA does on CPU with bfloat16.
+  The first `kept` axes of every leaf, alike in all of them, stay axes of the buffer. Numbers cross
+  as the bits they are, in words of 1, 2 or 4 bytes: values and places of one size share a buffer,
+  and no compiler widens a float on the way, as XLA does on CPU with bfloat16.
   """
   leaves, treedef = jax.tree.flatten(tree)
-  words = [_word(x.dtype) for x in leaves]
+  words = [(word_of or _word)(x.dtype) for x in leaves]
   moved: list[jax.Array | None] = [None] * len(leaves)
   for word in dict.fromkeys(words):
     members = [i for i, w in enumerate(words) if w == word]

@@ -5,6 +5,7 @@ Only payloads cross. What is sent, and what is remembered of it, is the table of
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 
 from jax_dsgd import collectives, compressors, ledger, memories, topologies
 
+Choice = compressors.Compressor | compressors.Policy
+
 
 class Channel(NamedTuple):
   """How a tree crosses and what arrives: compression and a linear reduction R over workers.
@@ -20,10 +23,12 @@ class Channel(NamedTuple):
   Attributes:
     init: from a tree like what will be sent to the channel's own state, () where it has none.
     send: `(tree, state, key, time) -> Delivery`. The key is the same on every worker.
+    sends: whether a leaf crosses at all, from its path and shape; one that does not stays as it is.
   """
 
   init: Callable[[Any], Any]
   send: Callable[[Any, Any, jax.Array, jax.Array], Delivery]
+  sends: Callable[[str, Any], bool] = lambda path, like: True
 
 
 class Delivery(NamedTuple):
@@ -42,30 +47,135 @@ class Delivery(NamedTuple):
   sent: tuple[Any, ...]
 
 
-def mean_of_workers(compressor: compressors.Compressor, *, axis_name: str) -> Channel:
+def mean_of_workers(compressor: Choice, *, axis_name: str) -> Channel:
   """R = the mean: payloads that sum are summed on the way, others gathered, then decoded."""
 
   def reduce(coded: _Coded) -> list[jax.Array]:
     workers = collectives.worker_count(axis_name)
-    if compressor.summable:
-      return coded.decode(collectives.mean(coded.payload, axis_name))
-    gathered = collectives.gather(coded.payload, axis_name)
-    parts = zip(gathered, coded.likes, coded.keys, coded.own, strict=True)
+    adds = [c.summable for c in coded.compressors]
+    payloads = list(zip(coded.payload, adds, strict=True))
+    summed = iter(collectives.mean_of_payloads([p for p, add in payloads if add], axis_name))
+    gathered = iter(collectives.gather([p for p, add in payloads if not add], axis_name))
+    parts = zip(coded.compressors, coded.likes, coded.keys, coded.own, strict=True)
     return [
-      compressors.sum_of_decoded(compressor, p, like, key, jnp.zeros_like(own)) / workers
-      for p, like, key, own in parts
+      c.decode(next(summed), like, key)
+      if c.summable
+      else compressors.sum_of_decoded(c, next(gathered), like, key, jnp.zeros_like(own)) / workers
+      for c, like, key, own in parts
     ]
 
   def send(tree: Any, state: Any, key: jax.Array, time: jax.Array) -> Delivery:
     coded = _Coded(compressor, tree, key, axis_name)
-    sent = coded.nbytes if collectives.worker_count(axis_name) > 1 else 0
-    return coded.delivery(reduce(coded), (sent,), axis_name)
+    workers = collectives.worker_count(axis_name)
+    _flag_costly_gather(coded, workers)
+    return coded.delivery(reduce(coded), (coded.nbytes if workers > 1 else 0,), axis_name)
 
-  return Channel(lambda like: (), send)
+  return Channel(lambda like: (), send, _sends(compressor))
+
+
+_SMALL = 1 << 16  # bytes of a dense tree below which nobody counts
+
+
+def _flag_costly_gather(coded: _Coded, workers: int) -> None:
+  parts = zip(coded.compressors, coded.payload, coded.likes, strict=True)
+  gathered = [(p, like) for c, p, like in parts if not c.summable]
+  nbytes = ledger.payload_bytes([p for p, _ in gathered])
+  dense = ledger.payload_bytes([like for _, like in gathered])
+  costs = ledger.link_bytes('all-gather', nbytes, workers)
+  if dense >= _SMALL and costs > ledger.link_bytes('all-reduce', dense, workers):
+    warnings.warn(
+      f'gathering {nbytes} bytes from {workers} workers puts more on a link than the dense mean of '
+      f'{dense}: server=memories.residual() sends in two phases',
+      stacklevel=2,
+    )
+
+
+def _sends(compressor: Choice) -> Callable[[str, Any], bool]:
+  return lambda path, like: compressors.choice(compressor, path, like) is not None
+
+
+def two_phase_mean(compressor: Choice, *, axis_name: str, server: memories.Memory) -> Channel:
+  """R = the mean in two phases: what a worker sends stays the same as workers are added.
+
+  Each leaf is cut into W chunks. Compressed chunks go to the workers that own them, who take the
+  mean, compress it once more with a memory of their own, and send that to all.
+
+  Raises:
+    ValueError: a server memory that keeps what it received. `init` needs the number of workers, and
+      so an axis that is bound.
+  """
+
+  def cut(x: jax.Array) -> jax.Array:
+    workers = collectives.worker_count(axis_name)
+    flat = x.reshape(-1).astype(jnp.float32)
+    return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
+
+  def init(like: Any) -> Any:
+    state = server.init(jax.tree.map(lambda x: cut(jnp.zeros_like(x))[0], like))
+    if isinstance(state, memories.ReferenceState):
+      raise ValueError(f'server={server!r} keeps what it received, which is no chunk')
+    return state
+
+  def send(tree: Any, state: Any, key: jax.Array, time: jax.Array) -> Delivery:
+    workers, me = collectives.worker_count(axis_name), collectives.worker_index(axis_name)
+    chosen: list[compressors.Compressor] = []
+
+    def by_rows(path: str, like: Any) -> compressors.Compressor:
+      chosen.append(compressors.choice(compressor, path, like))
+      return _by_rows(chosen[-1])
+
+    there = _Coded(by_rows, jax.tree.map(cut, tree), key, axis_name)
+    keys = [jax.random.fold_in(k, workers) for k in there.keys]  # of the way back
+    back: list[Any] = []
+
+    def through(chunks: Any) -> tuple[Any, Any]:
+      leaves, treedef = jax.tree.flatten(chunks)
+      mine = [jax.random.fold_in(k, me) for k in keys]
+      back.extend(c.encode(k, x) for c, k, x in zip(chosen, mine, leaves, strict=True))
+      parts = zip(chosen, back, leaves, mine, strict=True)
+      own = [c.decode(p, x, k) for c, p, x, k in parts]
+      parts = zip(
+        there.compressors, collectives.gather(back, axis_name), there.likes, keys, strict=True
+      )
+      received = [c.decode(p, like, k) for c, p, like, k in parts]
+      return jax.tree.unflatten(treedef, own), jax.tree.unflatten(treedef, received)
+
+    traded = collectives.trade_rows(there.payload, axis_name)
+    total = [
+      compressors.sum_of_decoded(c, p, x[0], jax.random.fold_in(k, me), jnp.zeros_like(x[0]))
+      for c, p, x, k in zip(chosen, traded, there.own, there.keys, strict=True)
+    ]
+    mean = [x / workers for x in total]
+    treedef = jax.tree.structure(tree)
+    _, received, state = server.send(state, jax.tree.unflatten(treedef, mean), through)
+    whole = lambda x, rows: rows.reshape(-1)[: x.size].reshape(x.shape)  # noqa: E731
+    own = jax.tree.map(whole, tree, jax.tree.unflatten(treedef, there.own))
+    received = collectives.vary(jax.tree.map(whole, tree, received), axis_name)
+    sent = there.nbytes + ledger.payload_bytes(back) if workers > 1 else 0
+    return Delivery(own, received, state, (sent,))
+
+  return Channel(init, send, _sends(compressor))
+
+
+def _by_rows(compressor: compressors.Compressor) -> compressors.Compressor:
+  """The compressor of a matrix each of whose rows is compressed alone, with a key of its own."""
+
+  def keys_of(key: jax.Array, rows: int) -> jax.Array:
+    return jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(rows))
+
+  def encode(key: jax.Array, x: jax.Array) -> Any:
+    return jax.vmap(compressor.encode)(keys_of(key, x.shape[0]), x)
+
+  def decode(payload: Any, like: Any, key: jax.Array) -> jax.Array:
+    row = jax.ShapeDtypeStruct(like.shape[1:], like.dtype)
+    one = lambda payload, key: compressor.decode(payload, row, key)  # noqa: E731
+    return jax.vmap(one)(payload, keys_of(key, like.shape[0]))
+
+  return compressor._replace(encode=encode, decode=decode, decode_sum=None)
 
 
 def mix_of_neighbors(
-  topology: topologies.Topology, compressor: compressors.Compressor, *, axis_name: str
+  topology: topologies.Topology, compressor: Choice, *, axis_name: str
 ) -> Channel:
   """R = the mixing of a topology, round after round."""
   sends = topology.sends.astype('int64')
@@ -78,28 +188,34 @@ def mix_of_neighbors(
     index = (time % topology.period, collectives.worker_index(axis_name))
     return coded.delivery(mixed, (coded.nbytes * sends, *index), axis_name)
 
-  return Channel(lambda like: (), send)
+  return Channel(lambda like: (), send, _sends(compressor))
 
 
 class _Coded:
-  """A tree, leaf by leaf, as a compressor sends it."""
+  """A tree, leaf by leaf, as its compressors send it."""
 
-  def __init__(self, compressor: compressors.Compressor, tree: Any, key: jax.Array, axis_name: str):
-    leaves, self._treedef = jax.tree.flatten(tree)
-    self.keys = [jax.random.fold_in(key, i) for i in range(len(leaves))]
-    if not compressor.shared_key:
-      self.keys = [collectives.worker_key(k, axis_name) for k in self.keys]
-    self._compressor = compressor
-    self.likes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+  def __init__(self, compressor: Choice, tree: Any, key: jax.Array, axis_name: str):
+    with_paths, self._treedef = jax.tree_util.tree_flatten_with_path(tree)
+    self.likes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in with_paths]
+    self.compressors = [
+      compressors.choice(compressor, collectives.leaf_name(path), like)
+      for (path, _), like in zip(with_paths, self.likes, strict=True)
+    ]
+    self.keys = [jax.random.fold_in(key, i) for i in range(len(with_paths))]
+    self.keys = [
+      k if c.shared_key else collectives.worker_key(k, axis_name)
+      for c, k in zip(self.compressors, self.keys, strict=True)
+    ]
     self.payload = [
-      compressor.encode(k, jnp.asarray(x)) for k, x in zip(self.keys, leaves, strict=True)
+      c.encode(k, jnp.asarray(x))
+      for c, k, (_, x) in zip(self.compressors, self.keys, with_paths, strict=True)
     ]
     self.nbytes = ledger.payload_bytes(self.payload)
     self.own = self.decode(self.payload)
 
   def decode(self, payload: list[Any]) -> list[jax.Array]:
-    parts = zip(payload, self.likes, self.keys, strict=True)
-    return [self._compressor.decode(p, like, key) for p, like, key in parts]
+    parts = zip(self.compressors, payload, self.likes, self.keys, strict=True)
+    return [c.decode(p, like, key) for c, p, like, key in parts]
 
   def delivery(self, received: list[jax.Array], sent: tuple[Any, ...], axis_name: str) -> Delivery:
     arrived = jax.tree.unflatten(self._treedef, collectives.vary(received, axis_name))
@@ -129,7 +245,7 @@ def init(params: Any, *, memory: memories.Memory, channel: Channel, seed: int) -
   _refuse_complex(params)
   counters = (jnp.zeros((), jnp.int32), jax.random.key(seed), ledger.new_meter())
   count, key, meter = collectives.vary_with(counters, params)
-  like = collectives.crossing(params)
+  like = _sent_through(channel, params)
   return ExchangeState(count, key, memory.init(like), channel.init(like), meter)
 
 
@@ -161,7 +277,7 @@ def send(
     deliveries.append(channel.send(tree, state.channel, key, state.count))
     return deliveries[-1].own, deliveries[-1].received
 
-  sent = collectives.crossing(x)
+  sent = _sent_through(channel, x)
   for part in state.memory:
     collectives.require_same_leaves(sent, part, 'memory')
   own, received, remembered = memory.send(state.memory, sent, through)
@@ -169,6 +285,17 @@ def send(
   meter = ledger.add(state.bytes_sent, *delivery.sent)
   after = ExchangeState(state.count + 1, state.key, remembered, delivery.state, meter)
   return collectives.fill(own, x), collectives.fill(received, x), after
+
+
+def _sent_through(channel: Channel, tree: Any) -> Any:
+  """The tree with None in place of leaves that do not cross."""
+
+  def choose(path: Any, x: Any) -> Any:
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    crosses = collectives.is_crossing(x) and channel.sends(collectives.leaf_name(path), like)
+    return x if crosses else None
+
+  return jax.tree_util.tree_map_with_path(choose, tree)
 
 
 def _refuse_complex(tree: Any) -> None:

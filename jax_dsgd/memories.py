@@ -8,6 +8,10 @@ topology). Only payloads cross:
     residual e        C(x + e)      R(C(x + e))      e' = x + e - C(x + e)
     reference h, r    h + C(x - h)  r + R(C(x - h))  h' = h + a C(x - h), r' = r + a R(C(x - h))
 
+Two more keep a velocity, so that momentum is right although most entries leave late:
+`momentum_residual` sends C(v) and rescales what stays, `momentum_correction` sends C(sum of v) and
+clears what left.
+
 `own` is what every receiver now believes of this worker, `received` the reduction of what this
 worker believes of the others. A mean uses `received`; gossip uses `x + g (received - own)`, which
 keeps the mean over workers for every memory and every compressor.
@@ -54,6 +58,19 @@ class ResidualState(NamedTuple):
   residual: Any  # e: what was to be sent and was not, float32
 
 
+class MomentumResidualState(NamedTuple):
+  """The state of `momentum_residual`."""
+
+  velocity: Any  # u, float32
+
+
+class MomentumCorrectionState(NamedTuple):
+  """The state of `momentum_correction`."""
+
+  velocity: Any  # v, float32
+  accumulated: Any  # a: the velocities that have not been sent, float32
+
+
 class ReferenceState(NamedTuple):
   """The state of `reference`."""
 
@@ -91,7 +108,82 @@ def residual() -> Memory:
   return Memory('residual()', lambda like: ResidualState(_zeros(like)), send)
 
 
-def reference(*, step: float = 1.0) -> Memory:
+def momentum_residual(momentum: float) -> Memory:
+  """Momentum that forgets nothing of what waits: what is not sent is divided by m in advance.
+
+      u = m u + x,   own = C(u),   received = R(C(u)),   u' = u where it was sent, else u / m
+
+  An entry that is sent goes on as momentum. One that waits holds `m u' = sum of x` exactly, without
+  decay. When every entry is sent it is heavy-ball momentum on each worker. Sent entries are those
+  where C(u) is not 0, so C is a sparsifier.
+
+  Args:
+    momentum: m, in (0, 1).
+
+  State: u, 4 bytes an entry, and no other momentum buffer.
+
+  Raises:
+    ValueError: a momentum outside (0, 1).
+
+  Reference: Yan, Xiao, Chen, Zhou, Wu, the worker's side of DGS, arXiv 1910.10929.
+  """
+  _require_momentum('momentum_residual', momentum)
+
+  def send(
+    state: MomentumResidualState, x: Any, through: Through
+  ) -> tuple[Any, Any, MomentumResidualState]:
+    u = jax.tree.map(lambda u, x: momentum * u + _f32(x), state.velocity, x)
+    own, received = through(u)
+    kept = jax.tree.map(lambda u, c: jnp.where(c != 0, u, u / momentum), u, own)
+    return own, received, MomentumResidualState(kept)
+
+  return Memory(
+    f'momentum_residual({momentum:g})', lambda like: MomentumResidualState(_zeros(like)), send
+  )
+
+
+def momentum_correction(momentum: float) -> Memory:
+  """Error feedback on velocities: both are cleared where they were sent.
+
+      v = m v + x,   a = a + v,   own = C(a),   received = R(C(a))
+      a' = a - C(a),   v' = 0 where it was sent, else v
+
+  Clearing v (momentum factor masking) keeps stale momentum from pushing an entry on; when every
+  entry is sent nothing is left of the momentum. Sent entries are those where C(a) is not 0, so C is
+  a sparsifier.
+
+  Args:
+    momentum: m, in (0, 1).
+
+  State: v and a, 8 bytes an entry, and no other momentum buffer.
+
+  Raises:
+    ValueError: a momentum outside (0, 1).
+
+  Reference: Lin, Han, Mao, Wang, Dally, "Deep Gradient Compression", arXiv 1712.01887.
+  """
+  _require_momentum('momentum_correction', momentum)
+
+  def send(
+    state: MomentumCorrectionState, x: Any, through: Through
+  ) -> tuple[Any, Any, MomentumCorrectionState]:
+    v = jax.tree.map(lambda v, x: momentum * v + _f32(x), state.velocity, x)
+    due = jax.tree.map(jnp.add, state.accumulated, v)
+    own, received = through(due)
+    after = MomentumCorrectionState(
+      jax.tree.map(lambda v, c: jnp.where(c != 0, 0, v), v, own),
+      jax.tree.map(jnp.subtract, due, own),
+    )
+    return own, received, after
+
+  return Memory(
+    f'momentum_correction({momentum:g})',
+    lambda like: MomentumCorrectionState(_zeros(like), _zeros(like)),
+    send,
+  )
+
+
+def reference(*, step: float | Callable[[int], float] = 1.0) -> Memory:
   """Differences to a shared copy: as x settles, they and what compression drops go to zero.
 
       c = C(x - h),   own = h + c,   received = r + R(c),   h' = h + a c,   r' = r + a R(c)
@@ -100,7 +192,7 @@ def reference(*, step: float = 1.0) -> Memory:
   (1 + omega)); in gossip it is CHOCO.
 
   Args:
-    step: a, in (0, 1].
+    step: a, in (0, 1], or a function from a leaf's number of entries to it.
 
   State: h and r, 8 bytes an entry.
 
@@ -111,8 +203,8 @@ def reference(*, step: float = 1.0) -> Memory:
     Koloskova et al., CHOCO,
   arXiv 1902.00340.
   """
-  if isinstance(step, bool) or not isinstance(step, int | float) or not 0 < step <= 1:
-    raise ValueError(f'reference got step={step!r}; accepted are numbers in (0, 1]')
+  if not callable(step):
+    _require_step(step)
 
   def send(state: ReferenceState, x: Any, through: Through) -> tuple[Any, Any, ReferenceState]:
     sent, arrived = through(jax.tree.map(lambda x, h: _f32(x) - h, x, state.reference))
@@ -120,14 +212,28 @@ def reference(*, step: float = 1.0) -> Memory:
     received = jax.tree.map(jnp.add, state.received, arrived)
     if step == 1:
       return own, received, ReferenceState(own, received)
-    move = lambda old, change: old + step * change  # noqa: E731
+    move = lambda old, change: (  # noqa: E731
+      old + (_require_step(step(old.size)) if callable(step) else step) * change
+    )
     after = ReferenceState(
       jax.tree.map(move, state.reference, sent), jax.tree.map(move, state.received, arrived)
     )
     return own, received, after
 
-  name = 'reference()' if step == 1 else f'reference(step={step:g})'
+  shown = 'a function of n' if callable(step) else f'{step:g}'
+  name = 'reference()' if step == 1 else f'reference(step={shown})'
   return Memory(name, lambda like: ReferenceState(_zeros(like), _zeros(like)), send)
+
+
+def _require_step(step: float) -> float:
+  if isinstance(step, bool) or not isinstance(step, int | float) or not 0 < step <= 1:
+    raise ValueError(f'reference got step={step!r}; accepted are numbers in (0, 1]')
+  return step
+
+
+def _require_momentum(name: str, momentum: float) -> None:
+  if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 < momentum < 1:
+    raise ValueError(f'{name} got momentum={momentum!r}; accepted are numbers in (0, 1)')
 
 
 def _f32(x: jax.Array) -> jax.Array:

@@ -2,6 +2,8 @@
 
 from experiments.models import losses as losses
 from experiments.models._model import Model as Model
+from experiments.models.anytime import anytime as anytime
+from experiments.models.anytime import exit_losses as exit_losses
 from experiments.models.cnn import cnn as cnn
 from experiments.models.linear import linear as linear
 from experiments.models.mlp import mlp as mlp

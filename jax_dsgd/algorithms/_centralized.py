@@ -127,3 +127,37 @@ def signum(
     transforms.vote_majority(axis_name=axis_name),
     optax.scale_by_learning_rate(learning_rate),
   )
+
+
+def power_sgd(
+  learning_rate: optax.ScalarOrSchedule,
+  rank: int = 4,
+  *,
+  axis_name: str,
+  momentum: float | None = 0.9,
+  seed: int = 0,
+) -> optax.GradientTransformationExtraArgs:
+  """PowerSGD: low-rank gradients by one warm-started power iteration a step, with error feedback.
+
+      D_w = g_w + e_w;   P = orth(mean D_w Q);   Q <- mean D_w^T P;   e_w <- D_w - P (D_w^T P)^T
+      m <- b m + P Q^T;   x <- x - lr m
+
+  Args:
+    learning_rate: a float, or a schedule of the step; the memory holds gradients.
+    rank: of the approximation; vectors and small matrices are sent whole.
+    axis_name: the workers' axis.
+    momentum: b, after the mean.
+    seed: of the first Q.
+
+  Returns:
+    A transform. Sends `4 rank (n + m)` bytes a matrix [n, m] and whole vectors, in two all-reduces.
+
+  >>> tx = power_sgd(0.1, 2, axis_name='workers')
+
+  Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
+  Distributed Optimization", arXiv 1905.13727. There the step is `lr (P Q^T + m)`.
+  """
+  return optax.chain(
+    transforms.low_rank_mean(rank, axis_name=axis_name, memory=memories.residual(), seed=seed),
+    optax.sgd(learning_rate, momentum=momentum),
+  )

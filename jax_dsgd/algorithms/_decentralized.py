@@ -65,8 +65,8 @@ def choco_sgd(
     topology: W, fixed in time.
     compressor: C, the wire format of each leaf.
     axis_name: the workers' axis.
-    consensus_rate: g, in (0, 1]. It shrinks with the compressor's delta and must be tuned: too large
-      a rate drives the workers' models apart while their mean still looks well.
+    consensus_rate: g, in (0, 1]. It shrinks with the compressor's delta and must be tuned: too
+      large a rate drives the workers' models apart while their mean still looks well.
     momentum: of local heavy-ball momentum, if any (as in the paper's deep-learning experiments).
     seed: of random compressors.
 

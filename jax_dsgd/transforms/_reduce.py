@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -77,10 +78,11 @@ def _weight_of(weights: Weights, axis_name: str) -> Callable[[jax.Array], jax.Ar
 
 
 def compressed_mean(
-  compressor: compressors.Compressor,
+  compressor: exchange.Choice,
   *,
   axis_name: str,
   memory: memories.Memory,
+  server: memories.Memory | None = None,
   seed: int = 0,
 ) -> optax.GradientTransformationExtraArgs:
   """Replaces the updates by the mean over workers of what a compressor and a memory let through.
@@ -91,17 +93,27 @@ def compressed_mean(
   scaled by the rate at which it leaves).
 
   Args:
-    compressor: the wire format of each leaf.
+    compressor: the wire format of all leaves, or a policy (`compressors.by_leaf`).
     axis_name: the workers' axis.
     memory: `memories.none()`, `memories.residual()` or `memories.reference()`.
+    server: None, or the memory (none or residual) with which the mean is compressed once more on
+      its way back. Then `init` runs where the axis is bound, as in `Workers.spmd(tx.init)`.
     seed: of the key that random compressors draw from.
 
   Returns:
-    A transform. Sends each payload once a step: in an all-reduce a dtype where payloads sum,
-    otherwise in an all-gather a word size. Updates keep their dtype.
+    A transform whose updates keep their dtype. Sends each payload once a step: in an all-reduce a
+    dtype where payloads sum, otherwise in an all-gather a word size, which puts W - 1 times its
+    bytes on a link. With a server it sends each chunk's payload to the worker that owns the chunk,
+    and that worker's to all (two all-to-all and gather a word size): about twice the payload's
+    bytes on a link, however many workers there are.
 
   Raises:
-    ValueError: a complex leaf, a tree that changed between calls, updates that are summed already.
+    ValueError: a complex leaf, a tree that changed between calls, updates that are summed already;
+      a residual memory of a compressor that is not contractive.
+
+  Warns:
+    UserWarning: a biased compressor that drops more than 1 % without memory; a gather that puts
+      more on a link than the dense mean would, of a tree of 64 KiB or more (when traced).
 
   >>> from jax_dsgd import compressors, memories
   >>> tx = compressed_mean(compressors.top_k(k=1), axis_name='workers', memory=memories.residual())
@@ -111,7 +123,45 @@ def compressed_mean(
   >>> updates[0].tolist(), state.memory.residual.tolist()
   ([2.0, 1.0, 0.0], [[1.0, 0.0, 0.0], [0.0, 0.0, 3.0]])
   """
-  channel = exchange.mean_of_workers(compressor, axis_name=axis_name)
+  checked = _checked(compressor, memory)
+  if server is None:
+    channel = exchange.mean_of_workers(checked, axis_name=axis_name)
+  else:
+    channel = exchange.two_phase_mean(checked, axis_name=axis_name, server=server)
+  return exchanged_mean(channel, memory, axis_name=axis_name, seed=seed)
+
+
+def _checked(compressor: exchange.Choice, memory: memories.Memory) -> exchange.Choice:
+  """The compressor or policy, refused or flagged where it does not go with the memory."""
+  if not isinstance(compressor, compressors.Compressor):
+
+    def choose(path: str, like: jax.ShapeDtypeStruct) -> compressors.Compressor | None:
+      chosen = compressor(path, like)
+      return None if chosen is None else _checked(chosen, memory)
+
+    return choose
+  if memory.name.startswith('residual') and compressor.delta is None:
+    raise ValueError(f'{compressor!r} is not contractive: what {memory!r} holds back would grow')
+  loses = compressor.omega is None and (compressor.delta is None or compressor.delta(10**6) < 0.99)
+  if memory.name == 'none()' and loses:
+    warnings.warn(f'{compressor!r} is biased: without memory what it drops is lost', stacklevel=3)
+  return compressor
+
+
+def exchanged_mean(
+  channel: exchange.Channel, memory: memories.Memory, *, axis_name: str, seed: int
+) -> optax.GradientTransformationExtraArgs:
+  """Replaces the updates by what arrives through a memory and a channel whose reduction is a mean.
+
+  Args:
+    channel: how the updates cross.
+    memory: what is remembered.
+    axis_name: the workers' axis.
+    seed: of the key that the channel draws from.
+
+  Returns:
+    A transform whose updates keep their dtype.
+  """
 
   def init(params: optax.Params) -> exchange.ExchangeState:
     return exchange.init(params, memory=memory, channel=channel, seed=seed)
@@ -147,6 +197,7 @@ def vote_majority(*, axis_name: str) -> optax.GradientTransformationExtraArgs:
     Tolerant", arXiv 1810.05291.
   """
   votes = compressors.scaled_sign(magnitude=compressors.unit_magnitude)
-  mean = compressed_mean(votes, axis_name=axis_name, memory=memories.none())
+  channel = exchange.mean_of_workers(votes, axis_name=axis_name)
+  mean = exchanged_mean(channel, memories.none(), axis_name=axis_name, seed=0)
   sign = lambda u: jnp.sign(u) if collectives.is_crossing(u) else u  # noqa: E731
   return optax.chain(mean, optax.stateless(lambda updates, params: jax.tree.map(sign, updates)))

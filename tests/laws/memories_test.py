@@ -90,6 +90,16 @@ def test_the_table(memory, family, reduction):
     a = 0.5 if 'step' in memory.name else 1.0
     np.testing.assert_allclose(state.reference, h + a * (own - h), atol=1e-6)
     np.testing.assert_allclose(state.received, mixed(matrix, state.reference), atol=2e-6)
+  elif isinstance(state, memories.MomentumResidualState):
+    u = 0.5 * before(state.velocity) + x
+    # Until an entry is sent, m u is the sum of what came, exactly.
+    kept = np.where(own != 0, u, u / 0.5)
+    np.testing.assert_allclose(state.velocity, kept, atol=1e-6)
+  elif isinstance(state, memories.MomentumCorrectionState):
+    v = 0.5 * before(state.velocity) + x
+    np.testing.assert_allclose(state.velocity, np.where(own != 0, 0, v), atol=1e-6)
+    due = before(state.accumulated) + v
+    np.testing.assert_allclose(own + state.accumulated, due, atol=1e-6)
   else:
     assert state == ()
 
@@ -97,8 +107,12 @@ def test_the_table(memory, family, reduction):
 @pytest.mark.parametrize('reduction', REDUCTIONS)
 def test_the_identity_compressor_is_no_compressor(memory, reduction):
   own, received, _ = exchanges(memory, compressors.identity())[reduction]
-  np.testing.assert_allclose(own, inputs(), atol=1e-6)
-  np.testing.assert_allclose(received, mixed(REDUCTIONS[reduction][1], inputs()), atol=1e-6)
+  expected = inputs()
+  if memory.name.startswith('momentum_residual'):  # of which heavy-ball momentum is left
+    for t in range(1, STEPS):
+      expected[t] += 0.5 * expected[t - 1]
+  np.testing.assert_allclose(own, expected, atol=1e-6)
+  np.testing.assert_allclose(received, mixed(REDUCTIONS[reduction][1], expected), atol=1e-6)
 
 
 def test_gossip_keeps_the_mean(memory, run):
@@ -162,6 +176,7 @@ def errors_by_memory():
   }
 
 
+@pytest.mark.filterwarnings('ignore:.* is biased:UserWarning')
 def test_a_reference_reaches_the_optimum_of_heterogeneous_quadratics(errors_by_memory):
   assert errors_by_memory['reference'][0] < 1e-5
   assert errors_by_memory['residual'][0] > 1e-2
@@ -211,3 +226,23 @@ def test_residual_units_are_those_of_what_is_sent(run):
 def test_refused_steps(step):
   with pytest.raises(ValueError, match=f'step={step!r}'):
     memories.reference(step=step)
+
+
+def test_a_step_may_depend_on_the_leaf():
+  memory = memories.reference(step=lambda n: 1 / n)
+  x = {'pair': jnp.full(2, 4.0), 'four': jnp.full((2, 2), 4.0)}
+  own, received, state = memory.send(memory.init(x), x, lambda y: (y, y))
+  assert own['pair'].tolist() == received['pair'].tolist() == [4, 4]
+  for kept in state:
+    assert kept['pair'].tolist() == [2, 2]
+    assert kept['four'].tolist() == [[1, 1], [1, 1]]
+  memory = memories.reference(step=lambda n: 2.0)
+  with pytest.raises(ValueError, match=r'step=2\.0'):
+    memory.send(memory.init(x), x, lambda y: (y, y))
+
+
+@pytest.mark.parametrize('momentum', [0, 1, -0.5, True, 'a', float('nan')])
+@pytest.mark.parametrize('make', [memories.momentum_residual, memories.momentum_correction])
+def test_refused_momenta(make, momentum):
+  with pytest.raises(ValueError, match=f'{make.__name__} got momentum={momentum!r}'):
+    make(momentum)

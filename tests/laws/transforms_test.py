@@ -15,8 +15,8 @@ W, STEPS = 8, 5
 top_k, random_k, qsgd = compressors.top_k(0.3), compressors.random_k(0.3), compressors.qsgd(7)
 
 
-def compressed(compressor, memory):
-  return transforms.compressed_mean(compressor, axis_name='workers', memory=memory)
+def compressed(compressor, memory, **options):
+  return transforms.compressed_mean(compressor, axis_name='workers', memory=memory, **options)
 
 
 def gossip(topology, compressor, memory, rate=0.5):
@@ -27,6 +27,34 @@ def gossip(topology, compressor, memory, rate=0.5):
 
 def rounds(inner, period, *outer):
   return transforms.local_steps(inner, optax.chain(transforms.mean_over('workers'), *outer), period)
+
+
+def given_gradients(tx):
+  """With a `grad_fn` of a linear loss, whose gradient is the updates, where none is given."""
+
+  def update(updates, state, params=None, **extra):
+    return tx.update(updates, state, params, **({'grad_fn': lambda params: updates} | extra))
+
+  return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
+def lazy(compressor, weight):
+  return given_gradients(
+    transforms.lazy_mean(compressor, axis_name='workers', weight=weight, window=3)
+  )
+
+
+def frozen_adam(refresh, **arguments):
+  return transforms.scale_by_frozen_adam(
+    compressors.scaled_sign(), refresh, axis_name='workers', **arguments
+  )
+
+
+def of_losses(gradients):
+  """Makes gradients of several losses of one update, leaf by leaf, and combines them."""
+  stack = lambda u: jnp.stack(gradients(u)).astype(u.dtype)  # noqa: E731
+  rows = optax.stateless(lambda updates, params: jax.tree.map(stack, updates))
+  return optax.chain(rows, transforms.orthogonalize())
 
 
 # From the number of workers to a transform; a new one needs at least one line here and in ALONE.
@@ -40,6 +68,10 @@ TRANSFORMS = {
     lambda n: compressed(top_k, memories.residual()),
     lambda n: compressed(random_k, memories.reference(step=0.5)),
     lambda n: compressed(qsgd, memories.none()),
+    lambda n: compressed(top_k, memories.residual(), server=memories.residual()),
+  ],
+  'low_rank_mean': [
+    lambda n: transforms.low_rank_mean(1, axis_name='workers', memory=memories.residual()),
   ],
   'vote_majority': [lambda n: transforms.vote_majority(axis_name='workers')],
   'mix_neighbors': [
@@ -59,23 +91,75 @@ TRANSFORMS = {
     ),
   ],
   'sign_momentum': [lambda n: transforms.sign_momentum()],
+  'orthogonalize': [
+    lambda n: of_losses(lambda u: [u, u * u - 0.5, jnp.cos(u)]),
+    lambda n: of_losses(lambda u: [u]),
+  ],
+  'step_ahead': [
+    lambda n: given_gradients(transforms.step_ahead(compressed(top_k, memories.residual())))
+  ],
+  'average_residual': [
+    lambda n: transforms.average_residual(
+      compressed(top_k, memories.residual()), 2, axis_name='workers'
+    )
+  ],
+  'recompress': [
+    lambda n: transforms.recompress(top_k, memory=memories.residual()),
+    lambda n: transforms.recompress(random_k, memory=memories.reference()),
+  ],
+  'lazy_mean': [lambda n: lazy(top_k, 1e3), lambda n: lazy(qsgd, 0.0)],
+  'stages': [
+    lambda n: transforms.stages(
+      [compressed(c, memories.momentum_correction(0.5)) for c in (compressors.top_k(0.5), top_k)],
+      lambda step: step // 2,
+    )
+  ],
+  'scale_by_frozen_adam': [lambda n: frozen_adam(lambda step: step % 3 == 0)],
   'skip_nonfinite': [
     lambda n: transforms.skip_nonfinite(
       optax.chain(compressed(top_k, memories.residual()), optax.adam(0.1)), axis_name='workers'
     )
   ],
 }
-LOCAL = {'sign_momentum'}  # sends nothing
+LOCAL = {'orthogonalize', 'sign_momentum', 'recompress'}  # sends nothing
 adamw = optax.adamw(0.1, weight_decay=0.1)
 # With one worker, each is a plain optax transform (on gradients without a zero).
 ALONE = {
   'mean_over': (TRANSFORMS['mean_over'][1](1), optax.identity()),
   'compressed_mean': (compressed(compressors.identity(), memories.residual()), optax.identity()),
+  'low_rank_mean': (
+    transforms.low_rank_mean(9, axis_name='workers', memory=memories.residual()),
+    optax.identity(),
+  ),
   'vote_majority': (TRANSFORMS['vote_majority'][0](1), optax.scale_by_sign()),
   'mix_neighbors': (TRANSFORMS['mix_neighbors'][0](1), optax.identity()),
   'mix_compressed': (TRANSFORMS['mix_compressed'][0](1), optax.identity()),
   'local_steps': (rounds(adamw, 3, optax.sgd(1.0)), adamw),
   'sign_momentum': (transforms.sign_momentum(), optax.scale_by_lion()),
+  'orthogonalize': (TRANSFORMS['orthogonalize'][1](1), optax.identity()),
+  'step_ahead': (
+    given_gradients(transforms.step_ahead(compressed(compressors.identity(), memories.residual()))),
+    optax.identity(),
+  ),
+  'average_residual': (
+    transforms.average_residual(
+      compressed(compressors.identity(), memories.residual()), 1, axis_name='workers'
+    ),
+    optax.identity(),
+  ),
+  'recompress': (
+    transforms.recompress(compressors.identity(), memory=memories.reference()),
+    optax.identity(),
+  ),
+  'lazy_mean': (lazy(compressors.identity(), 0.0), optax.identity()),
+  'stages': (
+    transforms.stages([optax.trace(0.9), optax.trace(0.9)], lambda step: step % 2),
+    optax.trace(0.9),
+  ),
+  'scale_by_frozen_adam': (
+    frozen_adam(lambda step: True, b1=0.0, b2=0.9),
+    optax.scale_by_rms(0.9, 1e-8, eps_in_sqrt=False),
+  ),
   'skip_nonfinite': (transforms.skip_nonfinite(adamw, axis_name='workers'), adamw),
 }
 
@@ -377,10 +461,12 @@ def test_extra_arguments_are_accepted(name, make):
   jax.eval_shape(runtime.simulate(2).spmd(step), updates, state)
 
 
-@pytest.mark.parametrize('name', ['mix_neighbors', 'mix_compressed', 'local_steps'])
+@pytest.mark.parametrize(
+  'name', ['mix_neighbors', 'mix_compressed', 'local_steps', 'step_ahead', 'lazy_mean']
+)
 def test_transforms_that_need_params_say_so(name):
   tx = TRANSFORMS[name][0](2)
-  with pytest.raises(ValueError, match=r'update\(updates, state, params\)'):
+  with pytest.raises(ValueError, match=r'update\(updates, state, params'):
     jax.eval_shape(runtime.simulate(2).spmd(lambda x: tx.update(x, tx.init(x))), tree(2))
 
 

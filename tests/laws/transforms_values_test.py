@@ -54,6 +54,7 @@ def test_refused_number_of_weights():
     mean_of([1, 2, 3], (1, 2))
 
 
+@pytest.mark.filterwarnings('ignore:.* is biased')
 def test_every_compressor_takes_the_step_of_the_mean(compressor, run):
   """All gradients 1.0 on 4 workers: -lr, not -4 lr nor -lr / 4, in all that was sent in time."""
   memory = memories.residual() if compressor.delta else memories.none()

@@ -12,6 +12,9 @@ import pytest
 
 from jax_dsgd import compressors, ledger, memories, runtime, topologies, transforms
 
+# Without memory, since what crosses is the same.
+pytestmark = pytest.mark.filterwarnings('ignore:.* is biased')
+
 W = 8
 COMMUNICATES = re.compile(r'\b(?:psum|all_gather|ppermute|all_to_all|reduce_scatter)\w*\[')
 RING = topologies.ring(W)
