@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -31,8 +32,7 @@ def sign_momentum(b1: float = 0.9, b2: float = 0.99) -> optax.GradientTransforma
   [1.0, -1.0, 0.0]
 
   Reference: Bernstein et al., "signSGD", arXiv 1802.04434; Chen et al., "Symbolic Discovery of
-    Optimization Algorithms",
-  arXiv 2302.06675.
+  Optimization Algorithms", arXiv 2302.06675.
   """
   if not 0 <= b1 <= 1 or not 0 <= b2 < 1:
     raise ValueError(
@@ -73,11 +73,15 @@ def momentum_from_learning_rate(
       f'momentum_from_learning_rate got scale={scale!r}, exponent={exponent!r}; accepted are '
       'numbers > 0'
     )
+
+  def momentum(rate: jax.typing.ArrayLike) -> jax.Array:
+    return jnp.clip(1 - scale * jnp.asarray(rate) ** exponent, 0, _BELOW_ONE)
+
   if callable(learning_rate):
     rate_at = learning_rate
-    return lambda count: jnp.clip(
-      1 - scale * jnp.asarray(rate_at(count)) ** exponent, 0, _BELOW_ONE
-    )
+    return lambda count: momentum(rate_at(count))
+  if isinstance(learning_rate, jax.Array):  # injected
+    return momentum(learning_rate)
   if not learning_rate >= 0:
     raise ValueError(
       f'momentum_from_learning_rate got learning_rate={learning_rate!r}; accepted are numbers >= 0'

@@ -85,6 +85,8 @@ SOLVED = {
   'scaled_momentum_sgd': (
     algorithms.scaled_momentum_sgd(0.1, axis_name=AXIS, scale=2.0), 300, 1e-5, 0, 4 * D
   ),
+  # A vector crosses whole; matrices are in tests/transforms/low_rank_test.py.
+  'power_sgd': (algorithms.power_sgd(0.2, axis_name=AXIS, momentum=0.5), 300, 1e-5, 0, 4 * D),
   # Three values of 4 bytes and three places of 2.
   'topk_sgd': (
     algorithms.topk_sgd(decay(0.1, 3000), 0.25, axis_name=AXIS), 3000, 0.01, 0, 3 * 6
@@ -379,6 +381,8 @@ RATED = {
   'allreduce_sgd': algorithms.allreduce_sgd,
   'topk_sgd': functools.partial(algorithms.topk_sgd, fraction=0.25),
   'ef_sign_sgd': algorithms.ef_sign_sgd,
+  'power_sgd': algorithms.power_sgd,
+  'scaled_momentum_sgd': functools.partial(algorithms.scaled_momentum_sgd, scale=1.0),
   'signum': algorithms.signum,
   'dsgd': functools.partial(algorithms.dsgd, topology=RING),
   'choco_sgd': functools.partial(
