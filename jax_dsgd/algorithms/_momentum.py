@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import jax
 import jax.numpy as jnp
 import optax
 
-from jax_dsgd import transforms
+from jax_dsgd import collectives, transforms
 
 
 def scaled_momentum_sgd(
@@ -32,13 +35,30 @@ def scaled_momentum_sgd(
   Reference: Cowsik, Can, Glorioso, "Flatter, faster: scaling momentum for optimal speedup of SGD",
   arXiv 2210.16400.
   """
-  trace = optax.inject_hyperparams(
-    optax.trace, static_args=('nesterov', 'accumulator_dtype'), hyperparam_dtype=jnp.float32
-  )
   momentum = transforms.momentum_from_learning_rate(learning_rate, scale=scale)
   return optax.chain(
     transforms.mean_over(axis_name),
     # Before the trace: what momentum carries keeps the rate at which it was made.
     optax.scale_by_learning_rate(learning_rate),
-    trace(decay=momentum, accumulator_dtype=jnp.float32),
+    _heavy_ball(momentum),
   )
+
+
+class _HeavyBallState(NamedTuple):
+  count: jax.Array
+  momentum: Any
+
+
+def _heavy_ball(decay: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+  """`p <- b_t p + u`, like `optax.trace`, which takes no b that changes from step to step."""
+
+  def init(params: optax.Params) -> _HeavyBallState:
+    count = collectives.vary_with(jnp.zeros((), jnp.int32), params)
+    return _HeavyBallState(count, optax.tree.zeros_like(params, dtype=jnp.float32))
+
+  def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, _HeavyBallState]:
+    b = decay(state.count) if callable(decay) else decay
+    momentum = jax.tree.map(lambda p, u: b * p + u, state.momentum, updates)
+    return optax.tree.cast_like(momentum, updates), _HeavyBallState(state.count + 1, momentum)
+
+  return optax.GradientTransformation(init, update)
