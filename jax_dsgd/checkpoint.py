@@ -81,8 +81,7 @@ class Checkpoints:
       if saved.get(name, 'absent') != expected:
         raise ValueError(
           f'checkpoint of step {step}: leaf {name!r} is {saved.get(name, "absent")} in '
-          f'{self._manager.directory} and {expected} '
-          f'in the state to restore'
+          f'{self._manager.directory} and {expected} in the state to restore'
         )
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, leaves)
     restored = self._manager.restore(

@@ -35,8 +35,7 @@ def worker_count(axis_name: str) -> int:
   except NameError:
     raise ValueError(
       f'axis_name={axis_name!r} is not bound here: call this inside runtime.simulate(...).spmd, '
-      'runtime.on_mesh(...).spmd, '
-      f'or a vmap, shard_map or pmap with that axis name'
+      'runtime.on_mesh(...).spmd, or a vmap, shard_map or pmap with that axis name'
     ) from None
 
 
@@ -145,8 +144,8 @@ def require_same_leaves(tree: Any, kept: Any, keeper: str) -> None:
   for name in sorted(now.keys() | then.keys()):
     if now.get(name) != then.get(name):
       raise ValueError(
-        f'the tree changed between calls: leaf {name!r} has shape {now.get(name, "none")} now, '
-        f'and {then.get(name, "none")} in the {keeper}'
+        f'the tree changed between calls: leaf {name!r} has shape {now.get(name, "none")} now, and '
+        f'{then.get(name, "none")} in the {keeper}'
       )
 
 
@@ -250,8 +249,8 @@ def permute(tree: Any, destinations: Sequence[int], axis_name: str) -> Any:
   workers, destinations = worker_count(axis_name), list(destinations)
   if sorted(destinations) != list(range(workers)):
     raise ValueError(
-      f'destinations={destinations} is not a permutation of {workers} workers: some would '
-      'receive zeros'
+      f'destinations={destinations} is not a permutation of {workers} workers: some would receive '
+      'zeros'
     )
   pairs = [(source, int(target)) for source, target in enumerate(destinations)]
   return _through_flat_buffers(lambda buffer: jax.lax.ppermute(buffer, axis_name, pairs), tree)

@@ -200,8 +200,7 @@ def reference(*, step: float | Callable[[int], float] = 1.0) -> Memory:
     ValueError: a step outside (0, 1].
 
   Reference: Richtarik et al., EF21, arXiv 2106.05203; Mishchenko et al., DIANA, arXiv 1901.09269;
-    Koloskova et al., CHOCO,
-  arXiv 1902.00340.
+    Koloskova et al., CHOCO, arXiv 1902.00340.
   """
   if not callable(step):
     _require_step(step)

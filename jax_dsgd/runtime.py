@@ -149,8 +149,7 @@ class Workers:
       if not jnp.shape(leaf) or jnp.shape(leaf)[0] != self.count:
         raise ValueError(
           f'leaf {collectives.leaf_name(path)!r} of shape {jnp.shape(leaf)} has not one row for '
-          f'each of {self.count} workers '
-          f'(Workers.replicate makes rows)'
+          f'each of {self.count} workers (Workers.replicate makes rows)'
         )
 
 

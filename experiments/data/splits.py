@@ -67,8 +67,8 @@ def dirichlet(
   1438
 
   Reference: Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for
-  Federated Visual Classification", arXiv:1909.06335; per-class proportions as in Yurochkin et al.,
-  arXiv:1905.12022.
+    Federated Visual Classification", arXiv:1909.06335; per-class proportions as in Yurochkin et
+    al., arXiv:1905.12022.
   """
   if not 0 < alpha < math.inf:
     raise ValueError(f'alpha must be finite and > 0, got {alpha!r}')
@@ -114,7 +114,7 @@ def classes_per_worker(
   True
 
   Reference: McMahan, Moore, Ramage, Hampson and Aguera y Arcas, "Communication-Efficient Learning
-  of Deep Networks from Decentralized Data", arXiv:1602.05629.
+    of Deep Networks from Decentralized Data", arXiv:1602.05629.
   """
   labels = _labels('classes_per_worker', dataset)
   per_worker = datasets.whole_number('classes', classes, least=1)

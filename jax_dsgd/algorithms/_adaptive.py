@@ -54,8 +54,8 @@ def cd_adam(
   compressor = compressors.scaled_sign() if compressor is None else compressor
   if compressor.delta is None:
     raise ValueError(
-      f'cd_adam got compressor={compressor!r}; accepted are contractive compressors, which '
-      'this one does not declare to be'
+      f'cd_adam got compressor={compressor!r}; accepted are contractive compressors, which this '
+      'one does not declare to be'
     )
   return optax.chain(
     transforms.compressed_mean(

@@ -59,9 +59,8 @@ def topk_sgd(
   >>> tx = topk_sgd(0.1, 0.01, axis_name='workers')
 
   Reference: Alistarh, Hoefler, Johansson, Khirirat, Konstantinov, Renggli, "The Convergence of
-    Sparsified Gradient Methods",
-  arXiv 1809.10505. There k is 0.1 to 1 %, with a warm-up of k and the rate in practice; here k is
-  per leaf and constant.
+    Sparsified Gradient Methods", arXiv 1809.10505. There k is 0.1 to 1 %, with a warm-up of k and
+    the rate in practice; here k is per leaf and constant.
   """
   return optax.chain(
     optax.sgd(learning_rate, momentum=momentum),
@@ -89,7 +88,7 @@ def ef_sign_sgd(
   >>> tx = ef_sign_sgd(0.1, axis_name='workers')
 
   Reference: Karimireddy, Rebjock, Stich, Jaggi, "Error Feedback Fixes SignSGD and other Gradient
-  Compression Schemes", arXiv 1901.09847, in its distributed form with the mean of all messages.
+    Compression Schemes", arXiv 1901.09847, in its distributed form with the mean of all messages.
   """
   return optax.chain(
     optax.sgd(learning_rate, momentum=momentum),
@@ -120,7 +119,7 @@ def signum(
   >>> tx = signum(1e-3, axis_name='workers')
 
   Reference: Bernstein, Zhao, Azizzadenesheli, Anandkumar, "signSGD with Majority Vote is
-  Communication Efficient And Fault Tolerant", arXiv 1810.05291; without its weight decay.
+    Communication Efficient And Fault Tolerant", arXiv 1810.05291; without its weight decay.
   """
   return optax.chain(
     optax.ema(momentum, debias=False),
@@ -155,7 +154,7 @@ def power_sgd(
   >>> tx = power_sgd(0.1, 2, axis_name='workers')
 
   Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
-  Distributed Optimization", arXiv 1905.13727. There the step is `lr (P Q^T + m)`.
+    Distributed Optimization", arXiv 1905.13727. There the step is `lr (P Q^T + m)`.
   """
   return optax.chain(
     transforms.low_rank_mean(rank, axis_name=axis_name, memory=memories.residual(), seed=seed),

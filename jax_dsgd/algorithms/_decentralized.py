@@ -34,8 +34,8 @@ def dsgd(
   >>> tx = dsgd(0.1, topologies.ring(8), axis_name='workers')
 
   Reference: Lian, Zhang, Zhang, Hsieh, Zhang, Liu, "Can Decentralized Algorithms Outperform
-  Centralized Algorithms?", arXiv 1705.09056, with the step before the mix (adapt, then combine) and
-  gradients at the mixed model.
+    Centralized Algorithms?", arXiv 1705.09056, with the step before the mix (adapt, then combine)
+    and gradients at the mixed model.
   """
   return optax.chain(
     optax.sgd(learning_rate, momentum=momentum),
@@ -79,8 +79,8 @@ def choco_sgd(
   >>> tx = choco_sgd(0.1, ring, tenth, axis_name='workers', consensus_rate=0.3)
 
   Reference: Koloskova, Stich, Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms
-    with Compressed Communication",
-  arXiv 1902.00340; Koloskova, Lin, Stich, Jaggi, arXiv 1907.09356.
+    with Compressed Communication", arXiv 1902.00340; Koloskova, Lin, Stich, Jaggi, arXiv
+    1907.09356.
   """
   mix = transforms.mix_compressed(
     topology, compressor, axis_name=axis_name, consensus_rate=consensus_rate, seed=seed

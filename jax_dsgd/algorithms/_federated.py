@@ -49,8 +49,8 @@ def fed_avg(
   >>> tx = fed_avg(0.1, 8, axis_name='workers', examples=[100, 300], client_fraction=0.5)
 
   Reference: McMahan, Moore, Ramage, Hampson, Aguera y Arcas, "Communication-Efficient Learning of
-  Deep Networks from Decentralized Data", arXiv 1602.05629. Every client takes the same number of
-  steps a round here; there it is E passes over its own examples.
+    Deep Networks from Decentralized Data", arXiv 1602.05629. Every client takes the same number of
+    steps a round here; there it is E passes over its own examples.
   """
   counts = np.asarray(examples, np.float32)
   if counts.ndim != 1 or not (counts > 0).all() or not np.isfinite(counts).all():

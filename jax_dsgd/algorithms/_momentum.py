@@ -33,7 +33,7 @@ def scaled_momentum_sgd(
   >>> tx = scaled_momentum_sgd(0.1, axis_name='workers', scale=0.5)
 
   Reference: Cowsik, Can, Glorioso, "Flatter, faster: scaling momentum for optimal speedup of SGD",
-  arXiv 2210.16400.
+    arXiv 2210.16400.
   """
   momentum = transforms.momentum_from_learning_rate(learning_rate, scale=scale)
   return optax.chain(

@@ -43,8 +43,8 @@ def sasg(
   >>> tx = sasg(0.1, 0.01, axis_name='workers', weight=10.0)
 
   Reference: Deng, Li, Sun, Lu, "Communication-Efficient Distributed Learning via Sparse and
-    Adaptive Stochastic Gradient", arXiv 2112.04088, with the trigger LASG-WK2 (recalled from
-    Chen, Sun, Yin, arXiv 2002.11360, and not re-checked: constant alpha; here a tie sends).
+    Adaptive Stochastic Gradient", arXiv 2112.04088, with the trigger LASG-WK2 (recalled from Chen,
+    Sun, Yin, arXiv 2002.11360, and not re-checked: constant alpha; here a tie sends).
   """
   mean = transforms.lazy_mean(
     compressors.top_k(fraction), axis_name=axis_name, weight=weight, window=window

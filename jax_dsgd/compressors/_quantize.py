@@ -46,7 +46,7 @@ def qsgd(levels: int = 7, *, block: int = 512) -> Compressor:
   [0.0, -3.0]
 
   Reference: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
-  Encoding", arXiv 1610.02132; its Elias coding is left out, since payloads have static shapes.
+    Encoding", arXiv 1610.02132; its Elias coding is left out, since payloads have static shapes.
   """
   _check_integer('qsgd', 'levels', levels, 127)
   _check_integer('qsgd', 'block', block, _WHOLE)

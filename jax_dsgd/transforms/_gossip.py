@@ -84,7 +84,7 @@ def mix_compressed(
       topology of another size than the axis (when traced), a complex leaf.
 
   Reference: Koloskova, Stich, Jaggi, "Decentralized Stochastic Optimization and Gossip Algorithms
-  with Compressed Communication", arXiv 1902.00340; `received` is kept as one buffer, as there.
+    with Compressed Communication", arXiv 1902.00340; `received` is kept as one buffer, as there.
   """
   memory = memories.reference() if memory is None else memory
   if (

@@ -92,8 +92,8 @@ def lazy_mean(
   ) -> tuple[Any, LazyState]:
     if params is None or grad_fn is None:
       raise ValueError(
-        'lazy_mean compares gradients at two points: call '
-        'update(updates, state, params, grad_fn=grad_fn)'
+        'lazy_mean compares gradients at two points: call update(updates, state, params, '
+        'grad_fn=grad_fn)'
       )
     collectives.require_varying(collectives.crossing(updates), axis_name)
     here = collectives.crossing(params)

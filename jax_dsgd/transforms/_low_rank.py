@@ -49,7 +49,7 @@ def low_rank_mean(
   True
 
   Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
-  Distributed Optimization", arXiv 1905.13727.
+    Distributed Optimization", arXiv 1905.13727.
   """
   if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or rank < 1:
     raise ValueError(f'low_rank_mean got rank={rank!r}; accepted are integers >= 1')

@@ -32,7 +32,7 @@ def sign_momentum(b1: float = 0.9, b2: float = 0.99) -> optax.GradientTransforma
   [1.0, -1.0, 0.0]
 
   Reference: Bernstein et al., "signSGD", arXiv 1802.04434; Chen et al., "Symbolic Discovery of
-  Optimization Algorithms", arXiv 2302.06675.
+    Optimization Algorithms", arXiv 2302.06675.
   """
   if not 0 <= b1 <= 1 or not 0 <= b2 < 1:
     raise ValueError(
@@ -66,7 +66,7 @@ def momentum_from_learning_rate(
   0.98
 
   Reference: Cowsik, Can, Glorioso, "Flatter, faster: scaling momentum for optimal speedup of SGD",
-  arXiv 2210.16400.
+    arXiv 2210.16400.
   """
   if not scale > 0 or not exponent > 0:
     raise ValueError(

@@ -42,8 +42,8 @@ def orthogonalize() -> optax.GradientTransformation:
   >>> tx.update(gradients, tx.init(jnp.zeros(2)))[0].tolist()
   [1.0, 2.0]
 
-  Reference: Wan, Hoffmann, Lu, Maire, "Orthogonalized SGD and Nested Architectures for
-  Anytime Neural Networks", arXiv 2008.06635.
+  Reference: Wan, Hoffmann, Lu, Maire, "Orthogonalized SGD and Nested Architectures for Anytime
+    Neural Networks", arXiv 2008.06635.
   """
 
   def update(updates: Any, params: Any = None) -> Any:

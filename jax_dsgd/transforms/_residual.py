@@ -66,8 +66,8 @@ def step_ahead(
   ) -> tuple[Any, Any]:
     if params is None or grad_fn is None:
       raise ValueError(
-        'step_ahead chooses where the gradient is taken: call '
-        'update(updates, state, params, grad_fn=grad_fn)'
+        'step_ahead chooses where the gradient is taken: call update(updates, state, params, '
+        'grad_fn=grad_fn)'
       )
     ahead = jax.tree.map(
       lambda x, e: x if e is None else (x + fraction * e).astype(x.dtype),
