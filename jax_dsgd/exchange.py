@@ -91,7 +91,7 @@ def _flag_costly_gather(coded: _Coded, workers: int) -> None:
 
 
 def _sends(compressor: Choice) -> Callable[[str, Any], bool]:
-  return lambda path, like: compressors.choice(compressor, path, like) is not None
+  return lambda path, like: compressors.is_sent(compressor, path, like)
 
 
 def two_phase_mean(compressor: Choice, *, axis_name: str, server: memories.Memory) -> Channel:
@@ -105,13 +105,9 @@ def two_phase_mean(compressor: Choice, *, axis_name: str, server: memories.Memor
       so an axis that is bound.
   """
 
-  def cut(x: jax.Array) -> jax.Array:
-    workers = collectives.worker_count(axis_name)
-    flat = x.reshape(-1).astype(jnp.float32)
-    return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
-
   def init(like: Any) -> Any:
-    state = server.init(jax.tree.map(lambda x: cut(jnp.zeros_like(x))[0], like))
+    workers = collectives.worker_count(axis_name)
+    state = server.init(jax.tree.map(lambda x: _cut(jnp.zeros_like(x), workers)[0], like))
     if isinstance(state, memories.ReferenceState):
       raise ValueError(f'server={server!r} keeps what it received, which is no chunk')
     return state
@@ -124,12 +120,13 @@ def two_phase_mean(compressor: Choice, *, axis_name: str, server: memories.Memor
       chosen.append(compressors.choice(compressor, path, like))
       return _by_rows(chosen[-1])
 
-    there = _Coded(by_rows, jax.tree.map(cut, tree), key, axis_name)
+    rows = jax.tree.map(lambda x: _cut(x, workers), tree)
+    there, treedef = _Coded(by_rows, rows, key, axis_name), jax.tree.structure(tree)
     keys = [jax.random.fold_in(k, workers) for k in there.keys]  # of the way back
     back: list[Any] = []
 
     def through(chunks: Any) -> tuple[Any, Any]:
-      leaves, treedef = jax.tree.flatten(chunks)
+      leaves = jax.tree.leaves(chunks)
       mine = [jax.random.fold_in(k, me) for k in keys]
       back.extend(c.encode(k, x) for c, k, x in zip(chosen, mine, leaves, strict=True))
       parts = zip(chosen, back, leaves, mine, strict=True)
@@ -141,20 +138,31 @@ def two_phase_mean(compressor: Choice, *, axis_name: str, server: memories.Memor
       return jax.tree.unflatten(treedef, own), jax.tree.unflatten(treedef, received)
 
     traded = collectives.trade_rows(there.payload, axis_name)
+    zeros = [jnp.zeros_like(x[0]) for x in there.own]
+    here = [jax.random.fold_in(k, me) for k in there.keys]
     total = [
-      compressors.sum_of_decoded(c, p, x[0], jax.random.fold_in(k, me), jnp.zeros_like(x[0]))
-      for c, p, x, k in zip(chosen, traded, there.own, there.keys, strict=True)
+      compressors.sum_of_decoded(c, p, _like(zero), k, zero)
+      for c, p, zero, k in zip(chosen, traded, zeros, here, strict=True)
     ]
-    mean = [x / workers for x in total]
-    treedef = jax.tree.structure(tree)
-    _, received, state = server.send(state, jax.tree.unflatten(treedef, mean), through)
-    whole = lambda x, rows: rows.reshape(-1)[: x.size].reshape(x.shape)  # noqa: E731
-    own = jax.tree.map(whole, tree, jax.tree.unflatten(treedef, there.own))
-    received = collectives.vary(jax.tree.map(whole, tree, received), axis_name)
+    mean = jax.tree.unflatten(treedef, [x / workers for x in total])
+    _, received, state = server.send(state, mean, through)
+    own = jax.tree.map(_whole, tree, jax.tree.unflatten(treedef, there.own))
+    received = collectives.vary(jax.tree.map(_whole, tree, received), axis_name)
     sent = there.nbytes + ledger.payload_bytes(back) if workers > 1 else 0
     return Delivery(own, received, state, (sent,))
 
   return Channel(init, send, _sends(compressor))
+
+
+def _cut(x: jax.Array, workers: int) -> jax.Array:
+  """A leaf as one row a worker, filled up with zeros."""
+  flat = x.reshape(-1).astype(jnp.float32)
+  return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
+
+
+def _whole(like: jax.Array, rows: jax.Array) -> jax.Array:
+  """Undoes `_cut`."""
+  return rows.reshape(-1)[: like.size].reshape(like.shape)
 
 
 def _by_rows(compressor: compressors.Compressor) -> compressors.Compressor:
@@ -196,7 +204,7 @@ class _Coded:
 
   def __init__(self, compressor: Choice, tree: Any, key: jax.Array, axis_name: str):
     with_paths, self._treedef = jax.tree_util.tree_flatten_with_path(tree)
-    self.likes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for _, x in with_paths]
+    self.likes = [_like(x) for _, x in with_paths]
     self.compressors = [
       compressors.choice(compressor, collectives.leaf_name(path), like)
       for (path, _), like in zip(with_paths, self.likes, strict=True)
@@ -291,11 +299,14 @@ def _sent_through(channel: Channel, tree: Any) -> Any:
   """The tree with None in place of leaves that do not cross."""
 
   def choose(path: Any, x: Any) -> Any:
-    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    crosses = collectives.is_crossing(x) and channel.sends(collectives.leaf_name(path), like)
+    crosses = collectives.is_crossing(x) and channel.sends(collectives.leaf_name(path), _like(x))
     return x if crosses else None
 
   return jax.tree_util.tree_map_with_path(choose, tree)
+
+
+def _like(x: Any) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _refuse_complex(tree: Any) -> None:

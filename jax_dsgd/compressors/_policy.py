@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jax_dsgd.compressors._compressor import Compressor, Like
 from jax_dsgd.compressors._dense import identity
@@ -47,15 +48,44 @@ def by_leaf(*rules: tuple[Condition, Compressor | None]) -> Policy:
   return choose
 
 
-def choice(compressor: Compressor | Policy, path: str, like: Like) -> Compressor | None:
-  """The compressor of a leaf, from one compressor for all or from a policy."""
-  return compressor if isinstance(compressor, Compressor) else compressor(path, like)
+def is_sent(compressor: Compressor | Policy, path: str, like: Like) -> bool:
+  """Whether a leaf is sent at all.
+
+  Args:
+    compressor: one for all leaves, or a policy.
+    path: of the leaf.
+    like: its shape and dtype.
+
+  Returns:
+    False where a policy gives the leaf no compressor.
+  """
+  return isinstance(compressor, Compressor) or compressor(path, like) is not None
 
 
-def _test(rule: Sequence) -> Callable[[str, Like], bool]:
+def choice(compressor: Compressor | Policy, path: str, like: Like) -> Compressor:
+  """The compressor of a leaf that is sent.
+
+  Args:
+    compressor: one for all leaves, or a policy.
+    path: of the leaf.
+    like: its shape and dtype.
+
+  Returns:
+    The leaf's compressor.
+
+  Raises:
+    ValueError: a policy that gives it none.
+  """
+  chosen = compressor if isinstance(compressor, Compressor) else compressor(path, like)
+  if chosen is None:
+    raise ValueError(f'leaf {path!r} is not sent: its policy gives it no compressor')
+  return chosen
+
+
+def _test(rule: Sequence[Any]) -> Callable[[str, Like], bool]:
   if len(rule) != 2 or not isinstance(rule[1], Compressor | None):
     raise ValueError(f'by_leaf got the rule {rule!r}; accepted are (condition, compressor or None)')
-  condition = rule[0]
+  condition: Any = rule[0]
   if isinstance(condition, bool) or not (isinstance(condition, int | str) or callable(condition)):
     raise ValueError(
       f'by_leaf got the condition {condition!r}; accepted are a number of entries, a pattern of '
@@ -65,4 +95,4 @@ def _test(rule: Sequence) -> Callable[[str, Like], bool]:
     return lambda path, like: like.size >= condition
   if isinstance(condition, str):
     return lambda path, like: fnmatch.fnmatchcase(path, condition)
-  return condition
+  return lambda path, like: bool(condition(path, like))

@@ -205,7 +205,9 @@ def _aim(n: int, slots: int) -> float:
 def _probabilities(magnitudes: jax.Array, aim: float) -> jax.Array:
   """min(1, c |x_i|) of sum `aim`, in units of 2^-30, rounded up; from magnitudes in [0, 1]."""
 
-  def fill(carry: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+  def fill(
+    carry: tuple[jax.Array, jax.Array, jax.Array],
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
     c, sure, _ = carry
     is_sure = c * magnitudes >= 1
     rest = jnp.sum(jnp.where(is_sure, 0, magnitudes))

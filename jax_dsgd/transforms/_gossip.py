@@ -120,7 +120,9 @@ def mix_compressed(
     )
     toward = lambda y, own, received, x: y + consensus_rate * (received - own) - x  # noqa: E731
     mixed = jax.tree.map(toward, target, own, received, here)
-    mixed = optax.tree.cast_like(mixed, collectives.crossing(updates))
+    # As precise as the parameters, of which the mean over workers is to stay.
+    precise = lambda u, x, m: m.astype(jnp.promote_types(u.dtype, x.dtype))  # noqa: E731
+    mixed = jax.tree.map(precise, collectives.crossing(updates), here, mixed)
     return collectives.fill(mixed, updates), state
 
   return optax.GradientTransformationExtraArgs(init, update)

@@ -103,6 +103,8 @@ def local_steps(
     updates, inner_state = inner.update(updates, state.inner, params, **extra)
     here, way = collectives.crossing(params), collectives.crossing(updates)
     collectives.require_same_leaves(here, state.anchor, 'anchor')
+    # As precise as the parameters: the way back to the anchor must end there, on all workers.
+    way = jax.tree.map(lambda u, x: u.astype(jnp.promote_types(u.dtype, x.dtype)), way, here)
 
     def meet() -> tuple[Any, Any, Any]:
       delta = jax.tree.map(lambda a, x, u: (a - (x + u)).astype(a.dtype), state.anchor, here, way)
@@ -117,13 +119,8 @@ def local_steps(
     steps = jnp.maximum(period(state.round), 1) if callable(period) else period
     ends = state.step + 1 >= steps
     way, anchor, outer_state = jax.lax.cond(ends, meet, stay)
-    after = LocalStepsState(
-      jnp.where(ends, 0, state.step + 1),
-      state.round + ends.astype(jnp.int32),
-      anchor,
-      inner_state,
-      outer_state,
-    )
+    step, round_ = jnp.where(ends, 0, state.step + 1), state.round + ends.astype(jnp.int32)
+    after = LocalStepsState(step, round_, anchor, inner_state, outer_state)
     return collectives.fill(way, updates), after
 
   return optax.GradientTransformationExtraArgs(init, update)

@@ -109,7 +109,7 @@ def compressed_mean(
 
   Raises:
     ValueError: a complex leaf, a tree that changed between calls, updates that are summed already;
-      a residual memory of a compressor that is not contractive.
+      a residual memory of a compressor that is unbiased and not contractive.
 
   Warns:
     UserWarning: a biased compressor that drops more than 1 % without memory; a gather that puts
@@ -134,13 +134,17 @@ def compressed_mean(
 def _checked(compressor: exchange.Choice, memory: memories.Memory) -> exchange.Choice:
   """The compressor or policy, refused or flagged where it does not go with the memory."""
   if not isinstance(compressor, compressors.Compressor):
+    policy = compressor
 
     def choose(path: str, like: jax.ShapeDtypeStruct) -> compressors.Compressor | None:
-      chosen = compressor(path, like)
-      return None if chosen is None else _checked(chosen, memory)
+      chosen = policy(path, like)
+      if chosen is not None:
+        _checked(chosen, memory)
+      return chosen
 
     return choose
-  if memory.name.startswith('residual') and compressor.delta is None:
+  amplifies = compressor.omega is not None and compressor.delta is None
+  if memory.name.startswith('residual') and amplifies:
     raise ValueError(f'{compressor!r} is not contractive: what {memory!r} holds back would grow')
   loses = compressor.omega is None and (compressor.delta is None or compressor.delta(10**6) < 0.99)
   if memory.name == 'none()' and loses:

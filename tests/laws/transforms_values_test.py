@@ -57,7 +57,8 @@ def test_refused_number_of_weights():
 @pytest.mark.filterwarnings('ignore:.* is biased')
 def test_every_compressor_takes_the_step_of_the_mean(compressor, run):
   """All gradients 1.0 on 4 workers: -lr, not -4 lr nor -lr / 4, in all that was sent in time."""
-  memory = memories.residual() if compressor.delta else memories.none()
+  amplifies = compressor.omega is not None and compressor.delta is None
+  memory = memories.none() if amplifies else memories.residual()
   mean = transforms.compressed_mean(compressor, axis_name='workers', memory=memory)
   tx = optax.chain(mean, optax.sgd(0.1))
   steps, four = 300, runtime.simulate(4)
@@ -264,3 +265,25 @@ def test_bfloat16_mixing_keeps_the_mean_and_sums_in_float32(run):
   params = jnp.asarray(np.arange(8.0)[:, None] + np.zeros((8, 3)), jnp.bfloat16)
   after, _, _ = run(tx, runtime.simulate(8), params, np.zeros((1, 8, 3), jnp.bfloat16))
   assert (np.asarray(after, np.float32) == 3.5).all()
+
+
+@pytest.mark.parametrize('name', ['local_steps', 'mix_neighbors'])
+def test_narrow_updates_lead_wide_parameters_to_one_place(name):
+  """With bfloat16 updates, float32 parameters still agree to float32 where all meet."""
+  sgd = optax.sgd(1.0)
+  if name == 'local_steps':
+    outer = optax.chain(transforms.mean_over('workers'), optax.sgd(1.0))
+    tx = transforms.local_steps(sgd, outer, 1)
+  else:
+    meet = transforms.mix_neighbors(topologies.complete(4), axis_name='workers')
+    tx = optax.chain(sgd, meet)
+  gradients = jnp.asarray(np.random.default_rng(0).normal(size=(4, 9)), jnp.bfloat16)
+  params = jnp.ones((4, 9))
+
+  def worker(gradients, params):
+    updates, _ = tx.update(gradients, tx.init(params), params)
+    return optax.apply_updates(params, updates)
+
+  after = np.asarray(runtime.simulate(4).spmd(worker)(gradients, params))
+  expected = 1 - np.asarray(gradients, np.float32).mean(0)
+  np.testing.assert_allclose(after, np.broadcast_to(expected, after.shape), atol=1e-6)
