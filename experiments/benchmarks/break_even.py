@@ -5,10 +5,10 @@
 
 A mean over W workers on a ring, of a model of 4 n bytes. Dense, each link carries
 `D = 2 (W - 1) / W * 4 n` bytes (all-reduce). Compressed to b bytes a worker, it carries
-`B = (W - 1) b` (all-gather), or
-`2 (W - 1) / W b` where payloads add up on the way; and each worker encodes once, and decodes W
-payloads, or one: c seconds. So a step is shorter if `c + B / speed < D / speed`, that is, below
-`speed = (D - B) / c`. Where B >= D it never pays: as W grows, gathered payloads do.
+`B = (W - 1) b` (all-gather), or `2 (W - 1) / W b` where payloads add up on the way; and each worker
+encodes once, and decodes W payloads, or one: c seconds. So a step is shorter if
+`c + B / speed < D / speed`, that is, below `speed = (D - B) / c`. Where B >= D it never pays, which
+is where gathered payloads come to as W grows.
 
 With a config the model is that of the run, as one leaf, and W is its number of workers.
 """
@@ -25,11 +25,6 @@ from ml_collections import config_flags
 from experiments import build
 from experiments.benchmarks import compressors as benchmark
 from jax_dsgd import compressors, ledger
-
-_CONFIG = config_flags.DEFINE_config_file('config', None, 'A run whose model and workers count.')
-_MODEL_ENTRIES = flags.DEFINE_integer('model_entries', 10_000_000, 'Entries, without a config.')
-_WORKERS = flags.DEFINE_integer('workers', 8, 'Workers, without a config.', lower_bound=2)
-_REPEATS = flags.DEFINE_integer('repeats', 3, 'Measurements, of which the best counts.')
 
 
 def link_speed(
@@ -80,13 +75,17 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments {argv[1:]}')
   benchmark.one_core()
-  entries, workers = _MODEL_ENTRIES.value, _WORKERS.value
-  if _CONFIG.value is not None:
-    run = build.experiment(_CONFIG.value)
+  entries, workers = flags.FLAGS.model_entries, flags.FLAGS.workers
+  if flags.FLAGS.config is not None:
+    run = build.experiment(flags.FLAGS.config)
     params = jax.eval_shape(run.model.init, jax.random.key(0))
     entries, workers = sum(leaf.size for leaf in jax.tree.leaves(params)), run.workers.count
-  table(entries, workers, _REPEATS.value)
+  table(entries, workers, flags.FLAGS.repeats)
 
 
 if __name__ == '__main__':
+  config_flags.DEFINE_config_file('config', None, 'A run whose model and workers count.')
+  flags.DEFINE_integer('model_entries', 10_000_000, 'Entries, without a config.')
+  flags.DEFINE_integer('workers', 8, 'Workers, without a config.', lower_bound=2)
+  flags.DEFINE_integer('repeats', 3, 'Measurements, of which the best counts.')
   app.run(main)

@@ -22,9 +22,6 @@ from absl import app, flags
 
 from jax_dsgd import compressors, ledger
 
-_ENTRIES = flags.DEFINE_integer('entries', 25_000_000, 'Entries of the leaf.', lower_bound=1)
-_ROUNDS = flags.DEFINE_integer('rounds', 5, 'Measurements, of which the best counts.')
-
 _PAYLOADS = 4  # that `apply` averages
 # Each with the fraction of a copy that it is to reach, where there is a goal.
 MEMBERS: tuple[tuple[compressors.Compressor, float | None], ...] = (
@@ -153,8 +150,10 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments {argv[1:]}')
   one_core()
-  table(_ENTRIES.value, _ROUNDS.value)
+  table(flags.FLAGS.entries, flags.FLAGS.rounds)
 
 
 if __name__ == '__main__':
+  flags.DEFINE_integer('entries', 25_000_000, 'Entries of the leaf.', lower_bound=1)
+  flags.DEFINE_integer('rounds', 5, 'Measurements, of which the best counts.')
   app.run(main)

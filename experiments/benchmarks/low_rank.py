@@ -21,9 +21,6 @@ from absl import app, flags
 
 from jax_dsgd import ledger, memories, runtime, transforms
 
-_RANK = flags.DEFINE_integer('rank', 4, 'Columns of the factors.')
-_ROUNDS = flags.DEFINE_integer('rounds', 7, 'Measurements, of which the best counts.')
-
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -107,7 +104,7 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f'unexpected arguments {argv[1:]}')
   print(f'{"model":>10} {"MB":>7} {"sent, MB":>9} {"ms":>8} {"GB/s":>6} {"of a copy":>10}')
   for name, shapes in (('resnet18', resnet18()), ('gpt 6x512', gpt())):
-    nbytes, taken, copy, sent = measure(shapes, _RANK.value, _ROUNDS.value)
+    nbytes, taken, copy, sent = measure(shapes, flags.FLAGS.rank, flags.FLAGS.rounds)
     print(
       f'{name:>10} {nbytes / 1e6:>7.1f} {sent / 1e6:>9.3f} {1e3 * taken:>8.1f} '
       f'{nbytes / taken / 1e9:>6.2f} {copy / taken:>10.3f}',
@@ -116,5 +113,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
+  flags.DEFINE_integer('rank', 4, 'Columns of the factors.')
+  flags.DEFINE_integer('rounds', 7, 'Measurements, of which the best counts.')
   os.sched_setaffinity(0, {0})  # one core, before JAX makes its threads
   app.run(main)

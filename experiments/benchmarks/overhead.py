@@ -23,10 +23,6 @@ from jax.sharding import PartitionSpec
 
 from jax_dsgd import algorithms, runtime
 
-_WORKERS = flags.DEFINE_integer('workers', 2, 'Workers, each on a virtual device.')
-_ENTRIES = flags.DEFINE_integer('entries', 4_000_000, 'Entries of the model.')
-_ROUNDS = flags.DEFINE_integer('rounds', 40, 'Measurements of each step.')
-
 Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
@@ -92,12 +88,17 @@ def main(argv: Sequence[str]) -> None:
   """Prints one line a model."""
   if len(argv) > 1:
     raise app.UsageError(f'unexpected arguments {argv[1:]}')
-  jax.config.update('jax_num_cpu_devices', _WORKERS.value)
+  jax.config.update('jax_num_cpu_devices', flags.FLAGS.workers)
   print(f'{"leaves":>6} {"by hand, ms":>12} {"library, ms":>12} {"ratio":>6}')
   for leaves in (4, 400):
-    hand, library, ratio = measure(leaves, _ENTRIES.value, _WORKERS.value, _ROUNDS.value)
+    hand, library, ratio = measure(
+      leaves, flags.FLAGS.entries, flags.FLAGS.workers, flags.FLAGS.rounds
+    )
     print(f'{leaves:>6} {1e3 * hand:>12.2f} {1e3 * library:>12.2f} {ratio:>6.3f}', flush=True)
 
 
 if __name__ == '__main__':
+  flags.DEFINE_integer('workers', 2, 'Workers, each on a virtual device.')
+  flags.DEFINE_integer('entries', 4_000_000, 'Entries of the model.')
+  flags.DEFINE_integer('rounds', 40, 'Measurements of each step.')
   app.run(main)

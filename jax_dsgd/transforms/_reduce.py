@@ -106,6 +106,8 @@ def compressed_mean(
     bytes on a link. With a server it sends each chunk's payload to the worker that owns the chunk,
     and that worker's to all (two all-to-all and gather a word size): about twice the payload's
     bytes on a link, however many workers there are.
+    Temporary memory: the gathered payloads, twice at most, and up to six buffers of a leaf's size;
+    never a dense one a worker.
 
   Raises:
     ValueError: a complex leaf, a tree that changed between calls, updates that are summed already;

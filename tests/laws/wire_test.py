@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -141,3 +142,21 @@ def test_between_rounds_nothing_crosses(eight, run):
     assert collective.computation in re.findall(r'[\w.\-]+', branches)
   _, state, _ = run(tx, eight, zeros[0], zeros)  # nine steps hold two rounds
   assert np.broadcast_to(ledger.bytes_sent(state), (W,)).tolist() == [2 * 67 * 4] * W
+
+
+@pytest.mark.parametrize('server', [None, memories.residual()], ids=['gathered', 'two-phase'])
+def test_no_dense_copy_of_every_worker(family, server, eight):
+  """A step holds gathered payloads, twice at most, and six buffers of a leaf, not one a worker."""
+  n = 1 << 17
+  amplifies = family.omega is not None and family.delta is None
+  memory = memories.none() if amplifies else memories.residual()
+  tx = transforms.compressed_mean(family, axis_name='workers', memory=memory, server=server)
+  leaf = rows((n,))
+  state = jax.eval_shape(eight.spmd(tx.init), leaf)
+  with warnings.catch_warnings():
+    warnings.filterwarnings('ignore', 'gathering')
+    step = jax.jit(eight.spmd(tx.update), donate_argnums=(0, 1)).lower(leaf, state).compile()
+  x = jax.ShapeDtypeStruct((n,), jnp.float32)
+  payload = jax.eval_shape(family.encode, jax.eval_shape(lambda: jax.random.key(0)), x)
+  gathered = W * ledger.payload_bytes(payload)
+  assert step.memory_analysis().temp_size_in_bytes < 2 * gathered + 6 * 4 * n

@@ -232,18 +232,23 @@ def test_fashion_mnist_missing(nowhere):
 LABELS = _idx(np.array([7, 9], np.uint8))
 
 
+def _zip(content):
+  return gzip.compress(content, mtime=0)  # the time would be a part of the test's name
+
+
 @pytest.mark.parametrize(
   ('content', 'message'),
   [
-    (gzip.compress(LABELS)[:-9], 'truncated or damaged gzip'),
+    (_zip(LABELS)[:-9], 'truncated or damaged gzip'),
     (b'not gzip at all', 'truncated or damaged gzip'),
-    (gzip.compress(LABELS)[:12] + b'\xff' * 20, 'truncated or damaged gzip'),
+    (_zip(LABELS)[:12] + b'\xff' * 20, 'truncated or damaged gzip'),
     (b'', 'not an IDX file of uint8 with 1 dim'),
-    (gzip.compress(b'\0\0\x0d' + LABELS[3:]), 'not an IDX file of uint8 with 1 dim'),
-    (gzip.compress(LABELS[:6]), 'not an IDX file of uint8 with 1 dim'),
-    (gzip.compress(LABELS[:-1]), r'1 bytes of data, but its header says \(2,\)'),
-    (gzip.compress(LABELS + b'\1'), r'3 bytes of data, but its header says \(2,\)'),
+    (_zip(b'\0\0\x0d' + LABELS[3:]), 'not an IDX file of uint8 with 1 dim'),
+    (_zip(LABELS[:6]), 'not an IDX file of uint8 with 1 dim'),
+    (_zip(LABELS[:-1]), r'1 bytes of data, but its header says \(2,\)'),
+    (_zip(LABELS + b'\1'), r'3 bytes of data, but its header says \(2,\)'),
   ],
+  ids=['cut', 'text', 'damaged', 'empty', 'other-type', 'short-header', 'few', 'many'],
 )
 def test_fashion_mnist_damaged(nowhere, content, message):
   _write_fashion(nowhere)
