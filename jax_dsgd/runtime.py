@@ -52,8 +52,8 @@ class Workers:
   def spmd(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of one worker as a function of all: arguments and results become W rows.
 
-    It is jitted; wrap it in `jax.jit` once more to donate what it replaces. It also works inside
-    `jax.lax.scan`.
+    It is jitted, so make it once, before the loop; wrap it in `jax.jit` once more to donate what it
+    replaces. It also works inside `jax.lax.scan`.
 
     Raises:
       ValueError: when called, an argument with a leaf that has not W rows, by name.
