@@ -91,7 +91,19 @@ def _flag_costly_gather(coded: _Coded, workers: int) -> None:
 
 
 def _sends(compressor: Choice) -> Callable[[str, Any], bool]:
-  return lambda path, like: compressors.is_sent(compressor, path, like)
+  if isinstance(compressor, compressors.Compressor):
+    return lambda path, like: True
+  return lambda path, like: compressor(path, like) is not None
+
+
+def _chosen(compressor: Choice, path: str, like: Any) -> compressors.Compressor:
+  """The compressor of a leaf that is sent."""
+  chosen = compressor
+  if not isinstance(chosen, compressors.Compressor):
+    chosen = chosen(path, like)
+  if chosen is None:
+    raise ValueError(f'leaf {path!r} is not sent: its policy gives it no compressor')
+  return chosen
 
 
 def two_phase_mean(compressor: Choice, *, axis_name: str, server: memories.Memory) -> Channel:
@@ -117,7 +129,7 @@ def two_phase_mean(compressor: Choice, *, axis_name: str, server: memories.Memor
     chosen: list[compressors.Compressor] = []
 
     def by_rows(path: str, like: Any) -> compressors.Compressor:
-      chosen.append(compressors.choice(compressor, path, like))
+      chosen.append(_chosen(compressor, path, like))
       return _by_rows(chosen[-1])
 
     rows = jax.tree.map(lambda x: _cut(x, workers), tree)
@@ -206,7 +218,7 @@ class _Coded:
     with_paths, self._treedef = jax.tree_util.tree_flatten_with_path(tree)
     self.likes = [_like(x) for _, x in with_paths]
     self.compressors = [
-      compressors.choice(compressor, collectives.leaf_name(path), like)
+      _chosen(compressor, collectives.leaf_name(path), like)
       for (path, _), like in zip(with_paths, self.likes, strict=True)
     ]
     self.keys = [jax.random.fold_in(key, i) for i in range(len(with_paths))]

@@ -6,8 +6,6 @@ from jax_dsgd.compressors._dense import cast as cast
 from jax_dsgd.compressors._dense import identity as identity
 from jax_dsgd.compressors._policy import Policy as Policy
 from jax_dsgd.compressors._policy import by_leaf as by_leaf
-from jax_dsgd.compressors._policy import choice as choice
-from jax_dsgd.compressors._policy import is_sent as is_sent
 from jax_dsgd.compressors._quantize import natural as natural
 from jax_dsgd.compressors._quantize import qsgd as qsgd
 from jax_dsgd.compressors._quantize import scaled_blocks as scaled_blocks

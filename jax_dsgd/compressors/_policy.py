@@ -48,40 +48,6 @@ def by_leaf(*rules: tuple[Condition, Compressor | None]) -> Policy:
   return choose
 
 
-def is_sent(compressor: Compressor | Policy, path: str, like: Like) -> bool:
-  """Whether a leaf is sent at all.
-
-  Args:
-    compressor: one for all leaves, or a policy.
-    path: of the leaf.
-    like: its shape and dtype.
-
-  Returns:
-    False where a policy gives the leaf no compressor.
-  """
-  return isinstance(compressor, Compressor) or compressor(path, like) is not None
-
-
-def choice(compressor: Compressor | Policy, path: str, like: Like) -> Compressor:
-  """The compressor of a leaf that is sent.
-
-  Args:
-    compressor: one for all leaves, or a policy.
-    path: of the leaf.
-    like: its shape and dtype.
-
-  Returns:
-    The leaf's compressor.
-
-  Raises:
-    ValueError: a policy that gives it none.
-  """
-  chosen = compressor if isinstance(compressor, Compressor) else compressor(path, like)
-  if chosen is None:
-    raise ValueError(f'leaf {path!r} is not sent: its policy gives it no compressor')
-  return chosen
-
-
 def _test(rule: Sequence[Any]) -> Callable[[str, Like], bool]:
   if len(rule) != 2 or not isinstance(rule[1], Compressor | None):
     raise ValueError(f'by_leaf got the rule {rule!r}; accepted are (condition, compressor or None)')
