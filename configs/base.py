@@ -78,6 +78,16 @@ def load(path: str) -> ModuleType:
   return module
 
 
+def decaying(config: ml_collections.ConfigDict, rate: float) -> dict[str, Any]:
+  """The schedule of a rate that falls to 0 as a cosine does, over all steps of the run.
+
+  >>> decaying(get_base(), 0.1)['init_value']
+  0.1
+  """
+  steps = config.get_ref('steps')
+  return {'name': 'cosine_decay_schedule', 'init_value': rate, 'decay_steps': steps}
+
+
 def unknown(name: object, names: Iterable[str]) -> str:
   """The end of an error message on a wrong name: the name, what is near it, and all there are.
 

@@ -27,6 +27,7 @@ Command: `python -m experiments.sweep --config=configs/digits.py --workdir=runs/
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -37,13 +38,10 @@ from configs import base
 
 def get_config(variant: str = 'topk') -> ml_collections.ConfigDict:
   config = base.get_base()
+  decaying = functools.partial(base.decaying, config)
   config.update(steps=1000, batch_size=256, log_every=40, eval_every=80, checkpoint_every=500)
   config.split = {'name': 'dirichlet', 'alpha': 0.3, 'min_examples': 16}
   config.model = {'name': 'mlp', 'hidden': (256,)}
-
-  def decaying(rate: float) -> dict[str, Any]:
-    steps = config.get_ref('steps')
-    return {'name': 'cosine_decay_schedule', 'init_value': rate, 'decay_steps': steps}
 
   ring, sign = {'name': 'ring'}, {'name': 'scaled_sign'}
   algorithms: dict[str, dict[str, Any]] = {

@@ -20,6 +20,7 @@ run: `python -m experiments.train --config=configs/fashion.py:topk --workdir=run
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,14 +31,11 @@ from configs import base
 
 def get_config(variant: str = 'topk') -> ml_collections.ConfigDict:
   config = base.get_base()
+  decaying = functools.partial(base.decaying, config)
   config.update(steps=400, batch_size=256, log_every=16, eval_every=200, checkpoint_every=200)
   config.dataset = {'name': 'fashion_mnist', 'directory': ''}
   config.split = {'name': 'dirichlet', 'alpha': 0.3, 'min_examples': 32}
   config.model = {'name': 'cnn', 'channels': (8, 16), 'hidden': 64}
-
-  def decaying(rate: float) -> dict[str, Any]:
-    steps = config.get_ref('steps')
-    return {'name': 'cosine_decay_schedule', 'init_value': rate, 'decay_steps': steps}
 
   algorithms: dict[str, dict[str, Any]] = {
     'allreduce': {'name': 'allreduce_sgd', 'learning_rate': decaying(0.05), 'momentum': 0.9},

@@ -21,6 +21,7 @@ or one run: `python -m experiments.train --config=configs/shakespeare.py:topk --
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -31,14 +32,11 @@ from configs import base
 
 def get_config(variant: str = 'topk') -> ml_collections.ConfigDict:
   config = base.get_base()
+  decaying = functools.partial(base.decaying, config)
   config.update(steps=600, batch_size=64, log_every=20, eval_every=200, checkpoint_every=200)
   config.dataset = {'name': 'shakespeare', 'sequence_length': 64, 'roles': 32}
   config.split = {'name': 'by_client'}
   config.model = {'name': 'transformer', 'width': 64, 'depth': 2, 'heads': 4}
-
-  def decaying(rate: float) -> dict[str, Any]:
-    steps = config.get_ref('steps')
-    return {'name': 'cosine_decay_schedule', 'init_value': rate, 'decay_steps': steps}
 
   algorithms: dict[str, dict[str, Any]] = {
     'allreduce': {'name': 'allreduce_sgd', 'learning_rate': decaying(0.1), 'momentum': 0.9},
