@@ -130,7 +130,7 @@ def signum(
 
 def power_sgd(
   learning_rate: optax.ScalarOrSchedule,
-  rank: int = 4,
+  rank: transforms.Rank = 4,
   *,
   axis_name: str,
   momentum: float | None = 0.9,
@@ -143,7 +143,8 @@ def power_sgd(
 
   Args:
     learning_rate: a float, or a schedule of the step; the memory holds gradients.
-    rank: of the approximation; vectors and small matrices are sent whole.
+    rank: of the approximation, or a function from a leaf's path and shape to it; vectors and small
+      matrices are sent whole.
     axis_name: the workers' axis.
     momentum: b, after the mean.
     seed: of the first Q.

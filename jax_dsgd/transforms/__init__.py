@@ -9,6 +9,7 @@ from jax_dsgd.transforms._lazy import lazy_mean as lazy_mean
 from jax_dsgd.transforms._local import LocalStepsState as LocalStepsState
 from jax_dsgd.transforms._local import Period as Period
 from jax_dsgd.transforms._local import local_steps as local_steps
+from jax_dsgd.transforms._low_rank import Rank as Rank
 from jax_dsgd.transforms._low_rank import low_rank_mean as low_rank_mean
 from jax_dsgd.transforms._momentum import momentum_from_learning_rate as momentum_from_learning_rate
 from jax_dsgd.transforms._momentum import sign_momentum as sign_momentum

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,9 +13,11 @@ import optax
 from jax_dsgd import collectives, exchange, ledger, memories
 from jax_dsgd.transforms._reduce import exchanged_mean
 
+Rank = int | Callable[[str, jax.ShapeDtypeStruct], int]
+
 
 def low_rank_mean(
-  rank: int, *, axis_name: str, memory: memories.Memory, seed: int = 0
+  rank: Rank, *, axis_name: str, memory: memories.Memory, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
   """Replaces the updates by a low-rank approximation of their mean over workers.
 
@@ -27,7 +30,7 @@ def low_rank_mean(
   and matrices for which `rank (n + m) >= n m`, are sent whole.
 
   Args:
-    rank: columns of P and Q.
+    rank: columns of P and Q, or a function from a leaf's path and shape to them; 0 sends it whole.
     axis_name: the workers' axis.
     memory: `memories.residual()`, as in the paper, or another. Its `own` is `P (M_w^T P)^T`, so
       that a worker keeps what the subspace misses of its own gradient; the paper's code keeps what
@@ -39,7 +42,8 @@ def low_rank_mean(
     after the other. State: Q, `4 rank m` bytes a matrix, besides the memory.
 
   Raises:
-    ValueError: a rank below 1, a complex leaf, a tree that changed between calls.
+    ValueError: a rank that is not an integer >= 1, a complex leaf, a tree that changed between
+      calls.
 
   >>> from jax_dsgd import memories
   >>> tx = low_rank_mean(1, axis_name='workers', memory=memories.none())
@@ -51,25 +55,30 @@ def low_rank_mean(
   Reference: Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for
     Distributed Optimization", arXiv 1905.13727.
   """
-  if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or rank < 1:
-    raise ValueError(f'low_rank_mean got rank={rank!r}; accepted are integers >= 1')
+  if not callable(rank):
+    _require_rank(rank, least=1)
 
-  def is_factored(x: jax.Array) -> bool:
-    n, m = _matrix_shape(x)
-    return rank * (n + m) < n * m
+  def columns(path: Any, x: jax.Array) -> int:
+    """Columns of the factors of a leaf; 0 where it is sent whole."""
+    r, (n, m) = rank, _matrix_shape(x)
+    if callable(r):
+      like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+      r = _require_rank(r(collectives.leaf_name(path), like), least=0)
+    return r if r * (n + m) < n * m else 0
 
   def init(like: Any) -> Any:
+    ranks = jax.tree_util.tree_map_with_path(columns, like)
     leaves, treedef = jax.tree.flatten(like)
     keys = jax.random.split(jax.random.key(seed), max(len(leaves), 1))
     factors = [
-      jax.random.normal(key, (_matrix_shape(x)[1], rank)) if is_factored(x) else None
-      for key, x in zip(keys, leaves, strict=False)
+      jax.random.normal(key, (_matrix_shape(x)[1], r)) if r else None
+      for key, x, r in zip(keys, leaves, jax.tree.leaves(ranks), strict=False)
     ]
     return collectives.vary_with(jax.tree.unflatten(treedef, factors), like)
 
   def send(tree: Any, state: Any, key: jax.Array, time: jax.Array) -> exchange.Delivery:
     leaves, treedef = jax.tree.flatten(tree)
-    factored = [is_factored(x) for x in leaves]
+    factored = [bool(r) for r in jax.tree.leaves(jax.tree_util.tree_map_with_path(columns, tree))]
     whole = [x for x, f in zip(leaves, factored, strict=True) if not f]
     wide = [x.astype(jnp.float32) for x, f in zip(leaves, factored, strict=True) if f]
     matrices = [x.reshape(_matrix_shape(x)) for x in wide]
@@ -94,6 +103,12 @@ def low_rank_mean(
     return exchange.Delivery(assemble(right, whole), assemble(mean_right, mean), state, (sent,))
 
   return exchanged_mean(exchange.Channel(init, send), memory, axis_name=axis_name, seed=seed)
+
+
+def _require_rank(rank: int, *, least: int) -> int:
+  if isinstance(rank, bool) or not isinstance(rank, numbers.Integral) or rank < least:
+    raise ValueError(f'low_rank_mean got rank={rank!r}; accepted are integers >= {least}')
+  return int(rank)
 
 
 def _matrix_shape(x: jax.Array) -> tuple[int, int]:

@@ -145,3 +145,13 @@ def test_power_sgd_comes_near_what_dense_sgd_reaches():
 def test_a_bad_rank_is_refused(rank):
   with pytest.raises(ValueError, match=r'rank=.*integers >= 1'):
     low_rank(rank)
+
+
+def test_each_leaf_may_have_a_rank_of_its_own():
+  ranks = {'narrow': 1, 'wide': 3, 'whole': 0}
+  tx = low_rank(lambda path, like: ranks[path])
+  gradients = {name: normal(12, 10) for name in ranks}
+  (updates,), state = steps(tx, gradients)
+  found = {name: np.linalg.matrix_rank(updates[name][0], tol=1e-4) for name in ranks}
+  assert found == {'narrow': 1, 'wide': 3, 'whole': 10}
+  assert ledger.bytes_sent(state).tolist() == [4 * (22 + 3 * 22 + 120)] * W
