@@ -42,10 +42,15 @@ def link_speed(
   >>> link_speed(compressors.top_k(0.01), 100, 1000, workers=4, seconds=1.0)
   1200.0
   """
-  kind = 'all-reduce' if compressor.summable else 'all-gather'
   saved = ledger.link_bytes('all-reduce', dense, workers)
-  saved -= ledger.link_bytes(kind, payload, workers)
+  saved -= carried(compressor, payload, workers=workers)
   return max(saved, 0.0) / seconds
+
+
+def carried(compressor: compressors.Compressor, payload: int, *, workers: int) -> float:
+  """Bytes on each link of the ring for one payload a worker."""
+  kind = 'all-reduce' if compressor.summable else 'all-gather'
+  return ledger.link_bytes(kind, payload, workers)
 
 
 def table(entries: int, workers: int, rounds: int) -> None:
@@ -61,10 +66,9 @@ def table(entries: int, workers: int, rounds: int) -> None:
     decoded = 1 if compressor.summable else workers
     seconds = row.encode + decoded * row.decode
     speed = link_speed(compressor, row.payload_bytes, 4 * entries, workers=workers, seconds=seconds)
-    kind = 'all-reduce' if compressor.summable else 'all-gather'
-    carried = ledger.link_bytes(kind, row.payload_bytes, workers)
+    on_link = carried(compressor, row.payload_bytes, workers=workers)
     print(
-      f'{compressor.name:<50} {row.payload_bytes:>12} {carried:>12.0f} {1e3 * seconds:>11.2f} '
+      f'{compressor.name:<50} {row.payload_bytes:>12} {on_link:>12.0f} {1e3 * seconds:>11.2f} '
       f'{f"{8e-9 * speed:.2f}" if speed else "never":>18}',
       flush=True,
     )

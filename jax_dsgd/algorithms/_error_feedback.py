@@ -133,7 +133,7 @@ def d_ef_sgd(
     A transform. Sends a payload a step. State: 4 bytes an entry.
 
   Raises:
-    ValueError: a compressor that is not contractive.
+    ValueError: a compressor that is unbiased and not contractive.
 
   >>> tx = d_ef_sgd(0.1, compressors.top_k(0.1), axis_name='workers')
 
