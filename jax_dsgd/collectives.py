@@ -162,6 +162,11 @@ def crossing(tree: Any) -> Any:
   return jax.tree.map(lambda x: x if is_crossing(x) else None, tree)
 
 
+def widened(tree: Any) -> Any:
+  """The tree with its leaves in float32, or wider where they are: for sums and for what is kept."""
+  return jax.tree.map(_wide, tree)
+
+
 def fill(tree: Any, whole: Any) -> Any:
   """The tree with the leaves of `whole` in place of None: undoes `crossing`."""
   return jax.tree.map(lambda w, x: w if x is None else x, whole, tree, is_leaf=lambda x: x is None)
@@ -220,6 +225,19 @@ def mean_of_payloads(tree: Any, axis_name: str) -> Any:
   """
   average = lambda buffer: mean(buffer, axis_name)  # noqa: E731
   return _through_flat_buffers(average, tree, word_of=lambda dtype: dtype)
+
+
+def uniform(flag: jax.Array, axis_name: str) -> jax.Array:
+  """A flag or an integer that all workers agree on, known to be one value where that is free.
+
+  Under `vmap` a condition on a value that has a row a worker is a selection: all branches are
+  computed. This gives it without rows, so that one branch runs. Under `shard_map` it stays as it is
+  (without check_vma, and under `pmap`, it costs an all-reduce of 4 bytes).
+  """
+  if _tracked(axis_name):
+    return flag
+  agreed = jax.lax.pmax(jnp.asarray(flag, jnp.int32), axis_name)
+  return agreed.astype(jnp.asarray(flag).dtype)
 
 
 def all_agree(flag: jax.Array, axis_name: str) -> jax.Array:
@@ -292,7 +310,7 @@ def mix(
   if topology.period == 1:
     return one_round(topology.rounds[0])
   branches = [lambda round_=round_: one_round(round_) for round_ in topology.rounds]
-  return jax.lax.switch(time % topology.period, branches)
+  return jax.lax.switch(uniform(time % topology.period, axis_name), branches)
 
 
 def require_size(topology: topologies.Topology, axis_name: str) -> None:

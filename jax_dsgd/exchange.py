@@ -5,16 +5,19 @@ Only payloads cross. What is sent, and what is remembered of it, is the table of
 
 from __future__ import annotations
 
+import functools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jax_dsgd import collectives, compressors, ledger, memories, topologies
 
 Choice = compressors.Compressor | compressors.Policy
+Trigger = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 class Channel(NamedTuple):
@@ -195,18 +198,36 @@ def _by_rows(compressor: compressors.Compressor) -> compressors.Compressor:
 
 
 def mix_of_neighbors(
-  topology: topologies.Topology, compressor: Choice, *, axis_name: str
+  topology: topologies.Topology,
+  compressor: Choice,
+  *,
+  axis_name: str,
+  rounds: Sequence[float] = (1.0,),
 ) -> Channel:
-  """R = the mixing of a topology, round after round."""
-  sends = topology.sends.astype('int64')
+  """R = the mixing of a topology, one or several of its rounds each time.
+
+      y_1 = W C(x);   y_{k+1} = y_{k-1} + rounds[k] (W y_k - y_{k-1})
+
+  All ones are as many plain rounds; other weights make polynomials of W, as Chebyshev's. Only the
+  first round is compressed: what others mixed crosses as it is.
+  """
+  first = np.arange(topology.period) * len(rounds) % topology.period
+  later = np.sum([topology.sends[(first + k) % topology.period] for k in range(1, len(rounds))], 0)
 
   def send(tree: Any, state: Any, key: jax.Array, time: jax.Array) -> Delivery:
     coded = _Coded(compressor, tree, key, axis_name)
-    mixed = collectives.mix(
-      coded.own, coded.payload, coded.decode, topology, time=time, axis_name=axis_name
-    )
-    index = (time % topology.period, collectives.worker_index(axis_name))
-    return coded.delivery(mixed, (coded.nbytes * sends, *index), axis_name)
+    mix = functools.partial(collectives.mix, topology=topology, axis_name=axis_name)
+    time = time % topology.period * len(rounds)
+    before, mixed = coded.own, mix(coded.own, coded.payload, coded.decode, time=time)
+    for k, weight in enumerate(rounds[1:], 1):
+      after = mix(mixed, mixed, lambda payload: payload, time=time + k)
+      if weight != 1:
+        after = jax.tree.map(lambda y, z, a=weight: y + a * (z - y), before, after)
+      before, mixed = mixed, after
+    table = coded.nbytes * topology.sends[first].astype('int64')
+    table = table + ledger.payload_bytes(mixed) * later
+    index = (time // len(rounds), collectives.worker_index(axis_name))
+    return coded.delivery(mixed, (table, *index), axis_name)
 
   return Channel(lambda like: (), send, _sends(compressor))
 
@@ -270,7 +291,12 @@ def init(params: Any, *, memory: memories.Memory, channel: Channel, seed: int) -
 
 
 def send(
-  x: Any, state: ExchangeState, *, memory: memories.Memory, channel: Channel
+  x: Any,
+  state: ExchangeState,
+  *,
+  memory: memories.Memory,
+  channel: Channel,
+  trigger: Trigger | None = None,
 ) -> tuple[Any, Any, ExchangeState]:
   """Sends a tree through a memory and a channel.
 
@@ -280,6 +306,10 @@ def send(
     state: of the exchange so far.
     memory: what is remembered.
     channel: how it crosses.
+    trigger: whether this worker has news, from the squared length of what it would send and the
+      count of exchanges. One without news compresses zeros, which decode to zeros, so its memory
+      and its receivers' go on; they cross all the same, but a network would not have carried them,
+      and they are not counted.
 
   Returns:
     own, received (see `memories`; float32 where a memory or a compressor made it so) and the next
@@ -293,7 +323,12 @@ def send(
   key = jax.random.fold_in(state.key, state.count)
   deliveries = []
 
+  news = []
+
   def through(tree: Any) -> tuple[Any, Any]:
+    if trigger is not None:
+      news.append(trigger(_squared(tree), state.count))
+      tree = jax.tree.map(lambda x: jnp.where(news[-1], x, 0), tree)
     deliveries.append(channel.send(tree, state.channel, key, state.count))
     return deliveries[-1].own, deliveries[-1].received
 
@@ -303,6 +338,7 @@ def send(
   own, received, remembered = memory.send(state.memory, sent, through)
   (delivery,) = deliveries
   meter = ledger.add(state.bytes_sent, *delivery.sent)
+  meter = jnp.where(news[0], meter, state.bytes_sent) if news else meter
   after = ExchangeState(state.count + 1, state.key, remembered, delivery.state, meter)
   return collectives.fill(own, x), collectives.fill(received, x), after
 
@@ -315,6 +351,11 @@ def _sent_through(channel: Channel, tree: Any) -> Any:
     return x if crosses else None
 
   return jax.tree_util.tree_map_with_path(choose, tree)
+
+
+def _squared(tree: Any) -> jax.Array:
+  parts = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
+  return sum(parts, start=jnp.zeros(()))
 
 
 def _like(x: Any) -> jax.ShapeDtypeStruct:

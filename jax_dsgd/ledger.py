@@ -58,11 +58,15 @@ def bytes_sent(state: Any) -> np.ndarray | int:
   Returns:
     An int, or int64 [W] for per-worker rows; 0 where nothing counts.
   """
-  total: Any = 0
-  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-    if path and getattr(path[-1], 'name', None) == 'bytes_sent':
-      halves = np.asarray(leaf).astype(np.int64)
-      total = total + halves[..., 0] * _LIMB + halves[..., 1]
+  meters = [
+    np.asarray(leaf).astype(np.int64)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    if path and getattr(path[-1], 'name', None) == 'bytes_sent'
+  ]
+  counts = [meter[..., 0] * _LIMB + meter[..., 1] for meter in meters]
+  rows = min((count.ndim for count in counts), default=0)
+  # A transform may keep a row of states of its own, one a block of data.
+  total = sum(count.sum(axis=tuple(range(rows, count.ndim))) for count in counts)
   return total if np.ndim(total) else int(total)
 
 

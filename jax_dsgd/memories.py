@@ -19,8 +19,8 @@ keeps the mean over workers for every memory and every compressor.
 Units: a memory holds the units of what it is given. Placed after the learning rate (as in
 `algorithms`) it holds *updates*: what was held back under the old rate arrives as computed,
 whatever the rate is now. Placed before, it holds *gradients*, and what is held back is scaled by
-the rate at which it leaves. Memories are float32 whatever the leaves are: bfloat16 loses small
-residuals.
+the rate at which it leaves. Memories are float32, or wider where the leaves are: bfloat16 loses
+small residuals.
 """
 
 from __future__ import annotations
@@ -42,11 +42,14 @@ class Memory(NamedTuple):
     init: from a tree shaped like what will be sent to the state of the memory.
     send: `(state, x, through) -> (own, received, state)`, where `through(y) = (C(y), R(C(y)))`
       crosses the wire.
+    kind: 'none' (what C drops is lost), 'residual' (it is fed back: C must be contractive),
+      'reference' (what arrives adds to what is kept: R must not change), or 'momentum'.
   """
 
   name: str
   init: Callable[[Any], Any]
   send: Callable[[Any, Any, Through], tuple[Any, Any, Any]]
+  kind: str
 
   def __repr__(self) -> str:
     return self.name
@@ -83,7 +86,7 @@ def none() -> Memory:
 
   For unbiased compressors and whole values.
   """
-  return Memory('none()', lambda like: (), lambda state, x, through: (*through(x), state))
+  return Memory('none()', lambda like: (), lambda state, x, through: (*through(x), state), 'none')
 
 
 def residual() -> Memory:
@@ -101,11 +104,11 @@ def residual() -> Memory:
   """
 
   def send(state: ResidualState, x: Any, through: Through) -> tuple[Any, Any, ResidualState]:
-    due = jax.tree.map(lambda x, e: _f32(x) + e, x, state.residual)
+    due = jax.tree.map(lambda x, e: _wide(x) + e, x, state.residual)
     own, received = through(due)
     return own, received, ResidualState(jax.tree.map(jnp.subtract, due, own))
 
-  return Memory('residual()', lambda like: ResidualState(_zeros(like)), send)
+  return Memory('residual()', lambda like: ResidualState(_zeros(like)), send, 'residual')
 
 
 def momentum_residual(momentum: float) -> Memory:
@@ -132,14 +135,13 @@ def momentum_residual(momentum: float) -> Memory:
   def send(
     state: MomentumResidualState, x: Any, through: Through
   ) -> tuple[Any, Any, MomentumResidualState]:
-    u = jax.tree.map(lambda u, x: momentum * u + _f32(x), state.velocity, x)
+    u = jax.tree.map(lambda u, x: momentum * u + _wide(x), state.velocity, x)
     own, received = through(u)
     kept = jax.tree.map(lambda u, c: jnp.where(c != 0, u, u / momentum), u, own)
     return own, received, MomentumResidualState(kept)
 
-  return Memory(
-    f'momentum_residual({momentum:g})', lambda like: MomentumResidualState(_zeros(like)), send
-  )
+  name = f'momentum_residual({momentum:g})'
+  return Memory(name, lambda like: MomentumResidualState(_zeros(like)), send, 'momentum')
 
 
 def momentum_correction(momentum: float) -> Memory:
@@ -167,7 +169,7 @@ def momentum_correction(momentum: float) -> Memory:
   def send(
     state: MomentumCorrectionState, x: Any, through: Through
   ) -> tuple[Any, Any, MomentumCorrectionState]:
-    v = jax.tree.map(lambda v, x: momentum * v + _f32(x), state.velocity, x)
+    v = jax.tree.map(lambda v, x: momentum * v + _wide(x), state.velocity, x)
     due = jax.tree.map(jnp.add, state.accumulated, v)
     own, received = through(due)
     after = MomentumCorrectionState(
@@ -180,6 +182,7 @@ def momentum_correction(momentum: float) -> Memory:
     f'momentum_correction({momentum:g})',
     lambda like: MomentumCorrectionState(_zeros(like), _zeros(like)),
     send,
+    'momentum',
   )
 
 
@@ -206,7 +209,7 @@ def reference(*, step: float | Callable[[int], float] = 1.0) -> Memory:
     _require_step(step)
 
   def send(state: ReferenceState, x: Any, through: Through) -> tuple[Any, Any, ReferenceState]:
-    sent, arrived = through(jax.tree.map(lambda x, h: _f32(x) - h, x, state.reference))
+    sent, arrived = through(jax.tree.map(lambda x, h: _wide(x) - h, x, state.reference))
     own = jax.tree.map(jnp.add, state.reference, sent)
     received = jax.tree.map(jnp.add, state.received, arrived)
     if step == 1:
@@ -221,7 +224,7 @@ def reference(*, step: float | Callable[[int], float] = 1.0) -> Memory:
 
   shown = 'a function of n' if callable(step) else f'{step:g}'
   name = 'reference()' if step == 1 else f'reference(step={shown})'
-  return Memory(name, lambda like: ReferenceState(_zeros(like), _zeros(like)), send)
+  return Memory(name, lambda like: ReferenceState(_zeros(like), _zeros(like)), send, 'reference')
 
 
 def _require_step(step: float) -> float:
@@ -235,9 +238,10 @@ def _require_momentum(name: str, momentum: float) -> None:
     raise ValueError(f'{name} got momentum={momentum!r}; accepted are numbers in (0, 1)')
 
 
-def _f32(x: jax.Array) -> jax.Array:
-  return x.astype(jnp.float32)
+def _wide(x: jax.Array) -> jax.Array:
+  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _zeros(like: Any) -> Any:
-  return jax.tree.map(lambda x: jnp.zeros_like(x, jnp.float32), like)
+  wide = lambda x: jnp.promote_types(x.dtype, jnp.float32)  # noqa: E731
+  return jax.tree.map(lambda x: jnp.zeros_like(x, wide(x)), like)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jax_dsgd import collectives
+from jax_dsgd.transforms._meeting import AtMeeting, keep
 
 Period = int | Callable[[jax.Array], jax.Array]
+Phases = Callable[[str, jax.ShapeDtypeStruct], Sequence[int]]
 
 
 class LocalStepsState(NamedTuple):
@@ -21,14 +24,17 @@ class LocalStepsState(NamedTuple):
   Attributes:
     step: local steps done in this round, int32.
     round: rounds done, int32.
-    anchor: the parameters at which this round began; None at leaves that do not cross.
+    anchor: where the last meeting led to; None at leaves that do not cross.
+    pending: what is on its way, where it arrives late, else ().
     inner: the state of the inner transform; its counts are steps.
-    outer: the state of the outer transform; its counts are rounds.
+    outer: the state of the outer transform; its counts are meetings. With phases, a tuple of them,
+      one for all leaves of the same phases, in the order of these.
   """
 
   step: jax.Array
   round: jax.Array
   anchor: Any
+  pending: Any
   inner: Any
   outer: Any
 
@@ -37,33 +43,58 @@ def local_steps(
   inner: optax.GradientTransformation,
   outer: optax.GradientTransformation,
   period: Period,
+  *,
+  delay: int = 0,
+  pull: float = 1.0,
+  phases: Phases | None = None,
+  meet_before_step: bool = False,
+  at_meeting: AtMeeting = keep,
 ) -> optax.GradientTransformationExtraArgs:
   """Steps locally with one transform, and at the end of each round applies another to the way gone.
 
-      every step        u, inner' = inner.update(g, inner, params)                  params + u is
-      the local iterate end of a round    delta = anchor - (params + u)
-      a pseudo-gradient: it points like a gradient
-                        v, outer' = outer.update(delta, outer, anchor)              outer reduces,
-                        compresses, mixes, accelerates anchor' = anchor + v,  the update returned is
-                        anchor' - params
+      every step       u, inner' = inner.update(g, inner, params);   y = params + u
+      end of a round   delta = anchor - y           a pseudo-gradient: it points like a gradient
+                       v, outer' = outer.update(delta, outer, anchor)
+                       anchor' = anchor + v;   params' = y + pull (anchor' - y)
 
-  A mean and `sgd(1)` as outer is local SGD; with Nesterov momentum it is DiLoCo. Period 1 with a
-  mean and `sgd(1)` is synchronous SGD. Workers begin at one point: outer reduces ways gone, not
-  places.
+  Outer reduces, compresses, mixes, accelerates. A mean and `sgd(1)` is local SGD; with Nesterov
+  momentum it is DiLoCo. Period 1 with a mean and `sgd(1)` is synchronous SGD. Workers begin at one
+  point where outer is a mean: it reduces ways gone, not places.
+
+  With a delay of d steps, v is on its way for so long: it is computed at the end of a round and
+  reaches anchor and params d steps later. If that is the end of the next round, params are pulled
+  first, and what they are then is the way that is sent. Within one compiled program of several
+  steps (`Workers.scan`) nothing waits for v before that step; between programs, JAX waits.
+
+  With phases, each leaf meets at steps of its own in a round, not at its end.
+
+  Where `control` is given, its `steps` is how many of the round's first steps this worker takes: in
+  the others it stays where it is, and its inner state too.
 
   Args:
     inner: the local optimizer.
-    outer: applied to delta once a round; its `params` are the anchor.
+    outer: applied to delta at each meeting; its `params` are the anchor.
     period: steps a round, an int >= 1, or a schedule from the round (int32, from 0) to its steps
       (below 1 counts as 1).
+    delay: steps that v is on its way, from 0 to the period.
+    pull: how far workers go to the anchor, in (0, 1].
+    phases: from a leaf's path and shape to the steps of the round (from 0) after which it meets.
+    meet_before_step: whether workers meet where they are, and then apply u: delta = anchor - params
+      and params' = params + pull (anchor' - params) + u.
+    at_meeting: what becomes of the inner state at the end of a round: `keep`,
+      `average_state(axis_name)`, `reset_state(inner)`, or a function
+      `(inner_state, params') -> inner_state`.
 
   Returns:
-    A transform that needs `params`. Sends what outer sends, once a round; between, the compiled
-    step runs no collective (under vmap, where a condition is a selection, outer is computed each
-    step and used once a round).
+    A transform that needs `params`. Sends what outer sends, at meetings; between, the compiled step
+    runs no collective (under vmap, where a condition is a selection, outer is computed each step
+    and used at meetings). State: a copy of the parameters, another where there is a delay, and what
+    inner and outer keep.
 
   Raises:
-    ValueError: a period below 1 or not an integer, no params.
+    ValueError: a period below 1 or not an integer, a delay outside [0, period], a pull outside
+      (0, 1], a delay or phases with a period that is a schedule; a leaf without phases, or with one
+      outside of the round (at init, naming the leaf); no params.
 
   >>> from jax_dsgd import transforms
   >>> outer = optax.chain(transforms.mean_over('workers'), optax.sgd(1.0))
@@ -77,22 +108,19 @@ def local_steps(
   >>> params.tolist()
   [0.375, 0.375]
   """
-  if not callable(period) and (
-    isinstance(period, bool) or not isinstance(period, numbers.Integral) or period < 1
-  ):
-    raise ValueError(
-      f'local_steps got period={period!r}; accepted are integers >= 1, or a schedule from the '
-      'round to its steps'
-    )
-  inner = optax.with_extra_args_support(inner)
-  outer = optax.with_extra_args_support(outer)
+  _check(period, delay, pull, phases)
+  inner, outer = optax.with_extra_args_support(inner), optax.with_extra_args_support(outer)
+  when = _When(period, delay, phases)
+  meet = _Meet(outer, delay, pull, meet_before_step)
 
   def init(params: optax.Params) -> LocalStepsState:
     # A copy: donating the parameters must not take the anchor with them.
     anchor = jax.tree.map(jnp.copy, collectives.crossing(params))
     zero = collectives.vary_with(jnp.zeros((), jnp.int32), params)
+    outers = tuple(outer.init(part(anchor)) for _, part in when.fragments(anchor))
+    pending = jax.tree.map(jnp.zeros_like, anchor) if delay else ()
     return LocalStepsState(
-      zero, zero, anchor, inner.init(params), outer.init(collectives.crossing(params))
+      zero, zero, anchor, pending, inner.init(params), outers if phases else outers[0]
     )
 
   def update(
@@ -100,27 +128,177 @@ def local_steps(
   ) -> tuple[Any, LocalStepsState]:
     if params is None:
       raise ValueError('local_steps moves parameters: call update(updates, state, params)')
-    updates, inner_state = inner.update(updates, state.inner, params, **extra)
-    here, way = collectives.crossing(params), collectives.crossing(updates)
+    stepped, inner_state = inner.update(updates, state.inner, params, **extra)
+    steps = getattr(extra.get('control'), 'steps', None)
+    if steps is not None:
+      works = lambda x, y: jnp.where(state.step < steps, x, y)  # noqa: E731
+      rests = jax.tree.map(jnp.zeros_like, stepped), state.inner
+      stepped, inner_state = jax.tree.map(works, (stepped, inner_state), rests)
+    here, way = collectives.crossing(params), collectives.crossing(stepped)
     collectives.require_same_leaves(here, state.anchor, 'anchor')
     # As precise as the parameters: the way back to the anchor must end there, on all workers.
     way = jax.tree.map(lambda u, x: u.astype(jnp.promote_types(u.dtype, x.dtype)), way, here)
 
-    def meet() -> tuple[Any, Any, Any]:
-      delta = jax.tree.map(lambda a, x, u: (a - (x + u)).astype(a.dtype), state.anchor, here, way)
-      v, outer_state = outer.update(delta, state.outer, state.anchor, **extra)
-      anchor = jax.tree.map(lambda a, v: (a + v).astype(a.dtype), state.anchor, v)
-      back = jax.tree.map(lambda a, x, u: (a - x).astype(u.dtype), anchor, here, way)
-      return collectives.vary_like((back, anchor, outer_state), stay())
+    ways, anchors, pendings, outers = [], [], [], []
+    states = state.outer if phases else (state.outer,)
+    for (own, part), outer_state in zip(when.fragments(here), states, strict=True):
+      moved = part(way), part(state.anchor), part(state.pending) if delay else (), outer_state
+      moved = meet(part(here), moved, when.launches(state, own), when.arrives(state, own), extra)
+      for kept, piece in zip((ways, anchors, pendings, outers), moved, strict=True):
+        kept.append(piece)
+    way, anchor = _joined(ways, way), _joined(anchors, state.anchor)
+    pending = _joined(pendings, state.pending) if delay else ()
 
-    def stay() -> tuple[Any, Any, Any]:
-      return way, state.anchor, state.outer
-
-    steps = jnp.maximum(period(state.round), 1) if callable(period) else period
-    ends = state.step + 1 >= steps
-    way, anchor, outer_state = jax.lax.cond(ends, meet, stay)
-    step, round_ = jnp.where(ends, 0, state.step + 1), state.round + ends.astype(jnp.int32)
-    after = LocalStepsState(step, round_, anchor, inner_state, outer_state)
-    return collectives.fill(way, updates), after
+    ends = when.ends(state)
+    if at_meeting is not keep:
+      there = collectives.fill(
+        jax.tree.map(lambda x, u: (x + u).astype(x.dtype), here, way), params
+      )
+      changed = lambda: collectives.vary_like(at_meeting(inner_state, there), inner_state)  # noqa: E731
+      inner_state = jax.lax.cond(ends, changed, lambda: inner_state)
+    after = LocalStepsState(
+      jnp.where(ends, 0, state.step + 1),
+      state.round + ends.astype(jnp.int32),
+      anchor,
+      pending,
+      inner_state,
+      tuple(outers) if phases else outers[0],
+    )
+    return collectives.fill(way, stepped), after
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+class _When:
+  """At which local steps the leaves meet."""
+
+  def __init__(self, period: Period, delay: int, phases: Phases | None):
+    self._period, self._delay, self._phases = period, delay, phases
+
+  def fragments(self, tree: Any) -> list[tuple[tuple[int, ...], Callable[[Any], Any]]]:
+    """The leaves that meet together: their phases, and what takes them out of a tree."""
+    if self._phases is None:
+      return [((), lambda tree: tree)]
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    own = [self._checked(collectives.leaf_name(path), x) for path, x in paths]
+
+    def part(key: tuple[int, ...]) -> Callable[[Any], Any]:
+      def take(tree: Any) -> Any:
+        leaves, treedef = jax.tree.flatten(tree)
+        kept = [x if k == key else None for x, k in zip(leaves, own, strict=True)]
+        return jax.tree.unflatten(treedef, kept)
+
+      return take
+
+    return [(key, part(key)) for key in sorted(set(own))]
+
+  def _checked(self, path: str, x: Any) -> tuple[int, ...]:
+    assert self._phases is not None
+    given = self._phases(path, jax.ShapeDtypeStruct(x.shape, x.dtype))
+    own = tuple(sorted(set(given)))
+    if not own or not all(isinstance(p, numbers.Integral) and 0 <= p < self._period for p in own):
+      raise ValueError(
+        f'local_steps got phases {given!r} for leaf {path!r}; accepted are one or more steps of the '
+        f'round, from 0 to {self._period - 1}: a leaf without any would never meet'
+      )
+    gaps = np.diff([*own, own[0] + self._period])
+    if self._delay > gaps.min():
+      raise ValueError(
+        f'local_steps got phases {given!r} for leaf {path!r} and delay={self._delay}: it would meet '
+        'again before what it sent has arrived'
+      )
+    return own
+
+  def ends(self, state: LocalStepsState) -> jax.Array:
+    period = self._period
+    steps = jnp.maximum(period(state.round), 1) if callable(period) else period
+    return state.step + 1 >= steps
+
+  def launches(self, state: LocalStepsState, own: tuple[int, ...]) -> jax.Array:
+    return _is_among(state.step, own) if own else self.ends(state)
+
+  def arrives(self, state: LocalStepsState, own: tuple[int, ...]) -> jax.Array:
+    """Whether something arrives: a whole period late, the first is where the workers began."""
+    if not self._delay:
+      return self.launches(state, own)
+    sent = state.step - self._delay
+    due = _is_among(sent % self._period, own or (self._period - 1,))
+    return due & ((state.round * self._period + sent >= 0) | (self._delay == self._period))
+
+
+def _is_among(step: jax.Array, steps: Sequence[int]) -> jax.Array:
+  return (step == jnp.asarray(steps, jnp.int32)).any()
+
+
+class _Meet:
+  """What a part of the leaves does when its result arrives and when it sends anew."""
+
+  def __init__(self, outer: Any, delay: int, pull: float, before_step: bool):
+    self._outer, self._delay, self._pull, self._before_step = outer, delay, pull, before_step
+
+  def __call__(
+    self, here: Any, moved: Any, launches: jax.Array, arrives: jax.Array, extra: dict[str, Any]
+  ) -> Any:
+    """Gives `(way, anchor, pending, outer state)` after this step, from those before."""
+
+    def at_once() -> Any:
+      return self._arrive(here, self._launch(here, moved, extra))
+
+    if not self._delay:
+      return self._if(launches, at_once, moved)
+    moved = self._if(arrives, lambda: self._arrive(here, moved), moved)
+    return self._if(launches, lambda: self._launch(here, moved, extra), moved)
+
+  def _if(self, condition: jax.Array, then: Callable[[], Any], otherwise: Any) -> Any:
+    if not jax.tree.leaves(otherwise[0]):
+      return otherwise
+    same = lambda: collectives.vary_like(then(), otherwise)  # noqa: E731
+    return jax.lax.cond(condition, same, lambda: otherwise)
+
+  def _launch(self, here: Any, moved: Any, extra: dict[str, Any]) -> Any:
+    way, anchor, _, outer_state = moved
+    there = here if self._before_step else jax.tree.map(jnp.add, here, way)
+    delta = jax.tree.map(lambda a, y: (a - y).astype(a.dtype), anchor, there)
+    v, outer_state = self._outer.update(delta, outer_state, anchor, **extra)
+    v = jax.tree.map(lambda v, a: v.astype(a.dtype), v, anchor) if self._delay else v
+    return way, anchor, v, outer_state
+
+  def _arrive(self, here: Any, moved: Any) -> Any:
+    way, anchor, pending, outer_state = moved
+    anchor = jax.tree.map(lambda a, v: (a + v).astype(a.dtype), anchor, pending)
+
+    def towards(x: jax.Array, u: jax.Array, a: jax.Array) -> jax.Array:
+      y, later = (x, u) if self._before_step else (x + u, 0)
+      back = (a - x) if self._pull == 1 else (y + self._pull * (a - y)) - x
+      return (back + later).astype(u.dtype)
+
+    way = jax.tree.map(towards, here, way, anchor)
+    return way, anchor, pending if self._delay else (), outer_state
+
+
+def _joined(parts: Sequence[Any], like: Any) -> Any:
+  """The tree of which each part holds some leaves, and None for the others."""
+  is_gap = lambda x: x is None  # noqa: E731
+  leaves = [jax.tree.leaves(part, is_leaf=is_gap) for part in parts]
+  picked = [next((x for x in xs if x is not None), None) for xs in zip(*leaves, strict=True)]
+  return jax.tree.unflatten(jax.tree.structure(like, is_leaf=is_gap), picked)
+
+
+def _check(period: Period, delay: int, pull: float, phases: Phases | None) -> None:
+  if not callable(period) and (
+    isinstance(period, bool) or not isinstance(period, numbers.Integral) or period < 1
+  ):
+    raise ValueError(
+      f'local_steps got period={period!r}; accepted are integers >= 1, or a schedule from the '
+      'round to its steps'
+    )
+  if callable(period) and (delay or phases):
+    raise ValueError(
+      'local_steps got a period that is a schedule; delay and phases need an integer'
+    )
+  if isinstance(delay, bool) or not isinstance(delay, numbers.Integral) or delay < 0:
+    raise ValueError(f'local_steps got delay={delay!r}; accepted are integers from 0 to the period')
+  if not callable(period) and delay > period:
+    raise ValueError(f'local_steps got delay={delay!r}; accepted are at most period={period} steps')
+  if isinstance(pull, bool) or not isinstance(pull, numbers.Real) or not 0 < pull <= 1:
+    raise ValueError(f'local_steps got pull={pull!r}; accepted are numbers in (0, 1]')

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from jax_dsgd import collectives, compressors, exchange, ledger, memories
+from jax_dsgd.transforms._control import is_active, share_of
 
 Weights = Sequence[float] | np.ndarray | Callable[[jax.Array], jax.Array]
 
@@ -30,7 +31,8 @@ def mean_over(
 
   A worker of weight zero contributes nothing, not even a NaN, and receives the mean all the same;
   if all weights are zero, each worker keeps its own updates. Integer, boolean and zero-size leaves
-  stay as they are.
+  stay as they are. Where `control` is given, its weight (0 of a worker that is not active)
+  multiplies that of the worker.
 
   Args:
     axis_name: the workers' axis.
@@ -60,7 +62,10 @@ def mean_over(
   def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, MeanState]:
     collectives.require_varying(collectives.crossing(updates), axis_name)
     weight = own_weight(state.count) if own_weight else None
-    nbytes = ledger.payload_bytes(collectives.crossing(updates)) + (4 if own_weight else 0)
+    share = share_of(extra.get('control'))
+    if share is not None:
+      weight = share if weight is None else weight * share
+    nbytes = ledger.payload_bytes(collectives.crossing(updates)) + (0 if weight is None else 4)
     sent = nbytes if collectives.worker_count(axis_name) > 1 else 0
     after = MeanState(state.count + 1, ledger.add(state.bytes_sent, sent))
     return collectives.mean(updates, axis_name, weight), after
@@ -91,6 +96,9 @@ def compressed_mean(
   the residual. Units are those of what arrives: after the learning rate the memory holds updates (a
   change of the rate leaves what is held back as it is), before it gradients (what is held back is
   scaled by the rate at which it leaves).
+
+  Where `control` is given and a worker is not active, nothing of it arrives, its memory stays as it
+  is, and the mean is that of the others (with a reference: of what is remembered of all).
 
   Args:
     compressor: the wire format of all leaves, or a policy (`compressors.by_leaf`).
@@ -146,10 +154,10 @@ def _checked(compressor: exchange.Choice, memory: memories.Memory) -> exchange.C
 
     return choose
   amplifies = compressor.omega is not None and compressor.delta is None
-  if memory.name.startswith('residual') and amplifies:
+  if memory.kind == 'residual' and amplifies:
     raise ValueError(f'{compressor!r} is not contractive: what {memory!r} holds back would grow')
   loses = compressor.omega is None and (compressor.delta is None or compressor.delta(10**6) < 0.99)
-  if memory.name == 'none()' and loses:
+  if memory.kind == 'none' and loses:
     warnings.warn(f'{compressor!r} is biased: without memory what it drops is lost', stacklevel=3)
   return compressor
 
@@ -176,10 +184,27 @@ def exchanged_mean(
     updates: Any, state: Any, params: Any = None, **extra: Any
   ) -> tuple[Any, exchange.ExchangeState]:
     collectives.require_varying(collectives.crossing(updates), axis_name)
-    _, received, state = exchange.send(updates, state, memory=memory, channel=channel)
+    active = is_active(extra.get('control'))
+    if active is None:
+      _, received, state = exchange.send(updates, state, memory=memory, channel=channel)
+      return optax.tree.cast_like(received, updates), state
+    own = _where_active(active, updates)
+    _, received, state = exchange.send(
+      own, state, memory=memory, channel=channel, trigger=lambda squared, count: active
+    )
+    if memory.kind != 'reference':
+      present = collectives.sum(jnp.asarray(active, jnp.float32), axis_name)
+      scale = collectives.worker_count(axis_name) / jnp.maximum(present, 1)
+      received = jax.tree.map(lambda r: scale * r if collectives.is_crossing(r) else r, received)
     return optax.tree.cast_like(received, updates), state
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _where_active(active: jax.Array, updates: Any) -> Any:
+  return jax.tree.map(
+    lambda u: jnp.where(active, u, 0) if collectives.is_crossing(u) else u, updates
+  )
 
 
 def vote_majority(*, axis_name: str) -> optax.GradientTransformationExtraArgs:
