@@ -313,6 +313,28 @@ def mix(
   return jax.lax.switch(uniform(time % topology.period, axis_name), branches)
 
 
+def mix_by_matrix(tree: Any, matrix: jax.Array, axis_name: str) -> Any:
+  """`sum_j matrix[i, j] x_j` on worker i, for a matrix [W, W] of numbers that all workers know.
+
+  It may change every step. Each worker mixes a piece of all trees: two all-to-alls a word size, and
+  the memory and bytes of an all-reduce, however dense the matrix is.
+  """
+  workers = worker_count(axis_name)
+
+  def cut(x: jax.Array) -> jax.Array:
+    flat = _wide(x).reshape(-1)
+    return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
+
+  pieces = trade_rows(jax.tree.map(cut, tree), axis_name)
+  mixed = jax.tree.map(lambda rows: _times(matrix, rows), pieces)
+  whole = lambda x, rows: rows.reshape(-1)[: x.size].reshape(x.shape)  # noqa: E731
+  return jax.tree.map(whole, tree, trade_rows(mixed, axis_name))
+
+
+def _times(matrix: jax.Array, rows: jax.Array) -> jax.Array:
+  return jnp.dot(matrix.astype(rows.dtype), rows, precision=jax.lax.Precision.HIGHEST)
+
+
 def require_size(topology: topologies.Topology, axis_name: str) -> None:
   """Refuses a topology that was made for another number of workers.
 

@@ -43,11 +43,13 @@ class Workers:
     count: W.
     axis_name: the axis that transforms reduce over.
     mesh: the mesh whose axis of that name holds the workers; None when they are simulated.
+    sharding: how rows lie on devices; None where JAX chooses.
   """
 
   count: int
   axis_name: str
   mesh: Mesh | None = None
+  sharding: NamedSharding | None = None
 
   def spmd(self, function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of one worker as a function of all: arguments and results become W rows.
@@ -62,7 +64,8 @@ class Workers:
     def per_worker(*rows: Any) -> Any:
       self._require_rows(rows)
       if self.mesh is None:
-        return jax.vmap(function, axis_name=self.axis_name, axis_size=self.count)(*rows)
+        mapped = jax.vmap(function, axis_name=self.axis_name, axis_size=self.count)
+        return self._spread(mapped(*self._spread(rows)))
       spec = PartitionSpec(self.axis_name)
 
       def one(*rows: Any) -> Any:
@@ -75,6 +78,28 @@ class Workers:
 
     return jax.jit(per_worker)
 
+  def scan(self, step: Callable[[Any, Any], tuple[Any, Any]]) -> Callable[[Any, Any], Any]:
+    """Several steps of every worker in one call, as a round of local steps.
+
+    Args:
+      step: of one worker: `(carry, x) -> (carry, y)`, as for `jax.lax.scan`.
+
+    Returns:
+      `(carry, xs) -> (carry, ys)`, jitted as `spmd` is; leaves of carry have W rows `[W, ...]`,
+      those of xs and ys one entry a step besides `[W, T, ...]`.
+
+    Raises:
+      ValueError: when called, an argument with a leaf that has not W rows, by name.
+
+    >>> workers = simulate(2)
+    >>> total, sums = workers.scan(lambda total, x: (total + x, total + x))(
+    ...   jnp.zeros(2), jnp.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    ... )
+    >>> total.tolist(), sums.tolist()
+    ([6.0, 15.0], [[1.0, 3.0, 6.0], [4.0, 9.0, 15.0]])
+    """
+    return self.spmd(lambda carry, xs: jax.lax.scan(step, carry, xs))
+
   def replicate(self, tree: Any) -> Any:
     """W equal rows of a tree of arrays; on a mesh each worker holds its own."""
     return self.place(
@@ -84,9 +109,9 @@ class Workers:
   def place(self, rows: Any) -> Any:
     """Rows, put where the workers are."""
     self._require_rows(rows)
-    if self.mesh is None:
+    if self.sharding is None:
       return jax.tree.map(jnp.asarray, rows)
-    return jax.device_put(rows, NamedSharding(self.mesh, PartitionSpec(self.axis_name)))
+    return jax.device_put(rows, self.sharding)
 
   def per_shard(
     self, tx: optax.GradientTransformation, specs: Any
@@ -144,6 +169,9 @@ class Workers:
 
     return optax.GradientTransformationExtraArgs(init, update)
 
+  def _spread(self, rows: Any) -> Any:
+    return rows if self.sharding is None else jax.lax.with_sharding_constraint(rows, self.sharding)
+
   def _require_rows(self, rows: Any) -> None:
     for path, leaf in jax.tree_util.tree_leaves_with_path(rows):
       if not jnp.shape(leaf) or jnp.shape(leaf)[0] != self.count:
@@ -153,17 +181,31 @@ class Workers:
         )
 
 
-def simulate(count: int, *, axis_name: str = 'workers') -> Workers:
+def simulate(count: int, *, axis_name: str = 'workers', mesh: Mesh | None = None) -> Workers:
   """`count` workers on the devices at hand, by `jax.vmap`.
 
   They compute the same numbers as workers on a mesh, to float rounding.
 
+  Args:
+    count: W.
+    axis_name: the axis that transforms reduce over.
+    mesh: over all of its devices the rows are spread evenly, whatever its axes, so that workers may
+      be many more than devices; XLA divides the work and makes means all-reduces. None for one
+      device.
+
   Raises:
-    ValueError: a count that is not an integer >= 1.
+    ValueError: a count that is not an integer >= 1, or that the mesh's devices do not divide.
   """
   if isinstance(count, bool) or not isinstance(count, numbers.Integral) or count < 1:
     raise ValueError(f'simulate got count={count!r}; accepted are integers >= 1')
-  return Workers(int(count), axis_name)
+  if mesh is None:
+    return Workers(int(count), axis_name)
+  if count % mesh.size:
+    raise ValueError(
+      f'simulate got count={count} for a mesh of {mesh.size} devices; accepted are multiples of it'
+    )
+  sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
+  return Workers(int(count), axis_name, sharding=sharding)
 
 
 def on_mesh(mesh: Mesh, axis_name: str) -> Workers:
@@ -184,7 +226,8 @@ def on_mesh(mesh: Mesh, axis_name: str) -> Workers:
       f'the mesh has axis types {mesh.axis_types}; make it with runtime.make_mesh, whose axes are '
       'Auto'
     )
-  return Workers(mesh.shape[axis_name], axis_name, mesh)
+  sharding = NamedSharding(mesh, PartitionSpec(axis_name))
+  return Workers(mesh.shape[axis_name], axis_name, mesh, sharding)
 
 
 def make_mesh(**sizes: int) -> Mesh:

@@ -26,6 +26,7 @@ LAYERS = {
   'memories': 2,
   'exchange': 2,
   'transforms': 3,
+  'servers': 3,
   'algorithms': 4,
   'runtime': 5,
   'checkpoint': 5,
@@ -35,7 +36,11 @@ LAYERS = {
   'learned': 5,
 }
 # Besides lower layers.
-SIDEWAYS = {('exchange', 'compressors'), ('exchange', 'memories')}
+SIDEWAYS = {
+  ('exchange', 'compressors'),
+  ('exchange', 'memories'),
+  ('servers', 'transforms'),
+}
 COLLECTIVES = {
   'all_gather',
   'all_gather_invariant',
@@ -102,7 +107,8 @@ def test_a_file_imports_lower_layers_or_its_own_folder(file):
 def test_a_file_imports_only_the_packages_of_its_layer(file):
   own = unit(file)
   allowed = {'jax', 'jax_dsgd', 'numpy', 'optax'}
-  allowed |= {'topologies': {'scipy'}, 'checkpoint': {'orbax'}}.get(own, set())
+  extra = {'topologies': {'scipy'}, 'clusters': {'yaml'}, 'checkpoint': {'orbax'}}
+  allowed |= extra.get(own, set())
   if own is not None and LAYERS[own] == 0:
     allowed -= {'jax', 'optax'}
   tops = {name.split('.')[0] for name in imports(file)} - set(sys.stdlib_module_names)

@@ -2,6 +2,15 @@
 
 from jax_dsgd.algorithms._adaptive import cd_adam as cd_adam
 from jax_dsgd.algorithms._adaptive import one_bit_adam as one_bit_adam
+from jax_dsgd.algorithms._asynchronous import async_local_sgd as async_local_sgd
+from jax_dsgd.algorithms._asynchronous import async_sgd as async_sgd
+from jax_dsgd.algorithms._asynchronous import dap_sgd as dap_sgd
+from jax_dsgd.algorithms._asynchronous import dc_asgd as dc_asgd
+from jax_dsgd.algorithms._asynchronous import dgs as dgs
+from jax_dsgd.algorithms._asynchronous import fed_buff as fed_buff
+from jax_dsgd.algorithms._asynchronous import lsgd as lsgd
+from jax_dsgd.algorithms._asynchronous import prague_sgd as prague_sgd
+from jax_dsgd.algorithms._asynchronous import tap_sgd as tap_sgd
 from jax_dsgd.algorithms._block_cyclic import mc_psgd as mc_psgd
 from jax_dsgd.algorithms._block_cyclic import mm_psgd as mm_psgd
 from jax_dsgd.algorithms._centralized import allreduce_sgd as allreduce_sgd

@@ -86,6 +86,9 @@ def exact_diffusion(
 
       y_i <- x_i - lr g_i;   x_i <- sum_j W[i, j] (y_j + x_j - y_j of the last step)
 
+  The mean over workers keeps what rounding adds to it: in float32 the limit moves away by up to
+  1e-7 |x| / lr a step, which gradient tracking does not.
+
   Args:
     learning_rate: a float, or a schedule of the step.
     topology: W, symmetric, of period 1, with no eigenvalue below -1/3.
@@ -111,8 +114,8 @@ def exact_diffusion(
   least = np.linalg.eigvalsh(topology.matrix())[0]
   if least < -1 / 3 - 1e-9:
     raise ValueError(
-      f'exact_diffusion got topology {topology.name!r} with eigenvalue {least:.3f}; accepted are none '
-      'below -1/3, as in (I + W) / 2'
+      f'exact_diffusion got topology {topology.name!r} with eigenvalue {least:.3f}; accepted are '
+      'none below -1/3, as in (I + W) / 2'
     )
   return optax.chain(
     optax.sgd(learning_rate),
@@ -195,9 +198,11 @@ def lazy_dual_ascent(
 ) -> optax.GradientTransformationExtraArgs:
   """Accelerated dual ascent with few inner steps and sends only of news (DLAG; MDLAG with rounds).
 
-  Exact inner solutions and no laziness are SSDA, and MSDA with Chebyshev rounds. For strongly convex
-  losses. A fixed number of warm-started inner steps is enough if it is not too small: 10 do where 2
-  diverge. Too much laziness diverges as well.
+  Exact inner solutions and no laziness are SSDA, and MSDA with Chebyshev rounds. For strongly
+  convex losses. A fixed number of warm-started inner steps is enough if it is not too small: tried
+  on quadratics of condition 10, 5 need no more dual steps than exact solutions, 3 need 1.6 times as
+  many and 2 diverge; of condition 100, 20 are enough and 10 diverge. Too much laziness diverges as
+  well.
 
   Args:
     topology: W, symmetric, of period 1.
@@ -209,8 +214,8 @@ def lazy_dual_ascent(
     lazy: see `transforms.ascend_dual`.
 
   Returns:
-    A transform that needs `params` and `grad_fn`. Sends the model once to each neighbour a dual step,
-    if there is news, and again in each further round. State: four float32 copies of the model.
+    A transform that needs `params` and `grad_fn`. Sends the model once to each neighbour a dual
+    step, if there is news, and again in each further round. State: four float32 copies of it.
 
   Raises:
     ValueError: a topology that is not symmetric or varies in time, constants out of range.

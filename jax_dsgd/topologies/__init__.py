@@ -18,6 +18,8 @@ from jax_dsgd.topologies._graphs import random_regular as random_regular
 from jax_dsgd.topologies._graphs import ring as ring
 from jax_dsgd.topologies._graphs import star as star
 from jax_dsgd.topologies._graphs import torus as torus
+from jax_dsgd.topologies._plan import TopologyPlan as TopologyPlan
+from jax_dsgd.topologies._plan import plan_topology as plan_topology
 from jax_dsgd.topologies._rates import expected_consensus_rate as expected_consensus_rate
 from jax_dsgd.topologies._schedules import butterfly_groups as butterfly_groups
 from jax_dsgd.topologies._schedules import concatenate as concatenate

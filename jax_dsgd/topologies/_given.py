@@ -84,20 +84,20 @@ def from_matrix(matrix: npt.ArrayLike, *, name: str = 'from_matrix') -> Topology
   >>> from_matrix([[0.5, 0.5, 0], [0, 0.5, 0.5], [0.5, 0, 0.5]]).rounds[0].destinations.tolist()
   [[2, 0, 1]]
   """
-  matrix = np.asarray(matrix, np.float64)
-  if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-    raise ValueError(f'{name}: the matrix must be square, not of shape {matrix.shape}')
-  _checks.refuse(f'{name}: entry', matrix, ~(matrix >= -1e-6), 'be >= 0')
-  rows, columns = (np.abs(matrix.sum(axis=axis) - 1) <= 1e-6 for axis in (1, 0))
+  given = np.asarray(matrix, np.float64)
+  if given.ndim != 2 or given.shape[0] != given.shape[1] or not given.size:
+    raise ValueError(f'{name}: the matrix must be square, not of shape {given.shape}')
+  _checks.refuse(f'{name}: entry', given, ~(given >= -1e-6), 'be >= 0')
+  rows, columns = (np.abs(given.sum(axis=axis) - 1) <= 1e-6 for axis in (1, 0))
   if not rows.all() and not columns.all():
-    sums = matrix.sum(axis=1)
+    sums = given.sum(axis=1)
     _checks.refuse(f'{name}: row', sums, ~rows, 'sum to 1 (or else every column)')
-  matrix = np.where(matrix > 1e-9, matrix, 0.0)
+  given = np.where(given > 1e-9, given, 0.0)
   if rows.all() and columns.all():
-    matrix = _balanced(matrix)
+    given = _balanced(given)
   else:
-    matrix /= matrix.sum(axis=1, keepdims=True) if rows.all() else matrix.sum(axis=0)
-  topology = Topology(name, (_covering(matrix),))
+    given /= given.sum(axis=1, keepdims=True) if rows.all() else given.sum(axis=0)
+  topology = Topology(name, (_covering(given),))
   topology.require_mixing()
   return topology
 

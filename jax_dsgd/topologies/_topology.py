@@ -195,12 +195,12 @@ def circulant(n: int, shifts: Iterable[int]) -> Round:
   return uniform(n, [(np.arange(n) + shift) % n for shift in shifts])
 
 
-def meeting(n: int, groups: Iterable[Sequence[int]]) -> Round:
+def meeting(n: int, groups: Iterable[np.ndarray]) -> Round:
   """The round in which each group of workers takes its exact mean, by cyclic shifts inside it.
 
   Who is in no group keeps its value.
   """
-  groups = [np.asarray(group, int) for group in groups]
+  groups = list(groups)
   most = max((group.size for group in groups), default=1)
   destinations, weights = np.tile(np.arange(n), (most - 1, 1)), np.zeros((most - 1, n))
   for group in groups:

@@ -1,5 +1,13 @@
 """What changes over time: optax transforms whose text does not know how many workers there are."""
 
+from jax_dsgd.transforms._asynchronous import DelayedNesterovState as DelayedNesterovState
+from jax_dsgd.transforms._asynchronous import Prox as Prox
+from jax_dsgd.transforms._asynchronous import SvrgState as SvrgState
+from jax_dsgd.transforms._asynchronous import compensate_delay as compensate_delay
+from jax_dsgd.transforms._asynchronous import delayed_nesterov as delayed_nesterov
+from jax_dsgd.transforms._asynchronous import discount_staleness as discount_staleness
+from jax_dsgd.transforms._asynchronous import proximal as proximal
+from jax_dsgd.transforms._asynchronous import reduce_variance as reduce_variance
 from jax_dsgd.transforms._block_cyclic import BlockAverageState as BlockAverageState
 from jax_dsgd.transforms._block_cyclic import ChainsState as ChainsState
 from jax_dsgd.transforms._block_cyclic import average_by_block as average_by_block
@@ -63,5 +71,14 @@ from jax_dsgd.transforms._tracking import before_step as before_step
 from jax_dsgd.transforms._tracking import correct_diffusion as correct_diffusion
 from jax_dsgd.transforms._tracking import quasi_global_momentum as quasi_global_momentum
 from jax_dsgd.transforms._tracking import track_gradients as track_gradients
+from jax_dsgd.transforms._uneven import CodedState as CodedState
+from jax_dsgd.transforms._uneven import GroupsState as GroupsState
+from jax_dsgd.transforms._uneven import LateState as LateState
+from jax_dsgd.transforms._uneven import coded_sum as coded_sum
+from jax_dsgd.transforms._uneven import fold_late as fold_late
+from jax_dsgd.transforms._uneven import mix_groups as mix_groups
+from jax_dsgd.transforms._uneven import only_when_active as only_when_active
+from jax_dsgd.transforms._uneven import substitute_missing as substitute_missing
+from jax_dsgd.transforms._uneven import weighted_sum as weighted_sum
 from jax_dsgd.transforms._wait_avoiding import WaitAvoidingState as WaitAvoidingState
 from jax_dsgd.transforms._wait_avoiding import mix_without_waiting as mix_without_waiting

@@ -134,8 +134,7 @@ def choose_chain_by_block(
     updates, mixed = local.update(updates, state.mixed, params, **extra)
     chain, own = (_row(tree, m) for tree in (state.chains, state.separate))
     way, own = local.update(grad_fn(chain), own, chain, **extra)
-    chain = optax.apply_updates(chain, way)
-    through = optax.apply_updates(params, updates)
+    chain, through = _stepped(chain, way), _stepped(params, updates)
     x, y = collectives.crossing(through), collectives.crossing(chain)
     slopes = collectives.crossing(grad_fn(through)), collectives.crossing(grad_fn(chain))
     rise = jax.tree.map(lambda g, h, x, y: jnp.sum((g + h) / 2 * (x - y)), *slopes, x, y)
@@ -163,6 +162,11 @@ def _require_local(state: Any) -> None:
 def _rows(params: Any, blocks: int) -> Any:
   wide = collectives.widened(collectives.crossing(params))
   return jax.tree.map(lambda x: jnp.stack([jnp.zeros_like(x)] * blocks), wide)
+
+
+def _stepped(params: Any, updates: Any) -> Any:
+  step = lambda x, u: (x + u).astype(x.dtype) if collectives.is_crossing(x) else x  # noqa: E731
+  return jax.tree.map(step, params, updates)
 
 
 def _row(tree: Any, m: jax.Array) -> Any:

@@ -24,6 +24,8 @@ class Control(NamedTuple):
     steps: local steps that it has time for in this round, int32.
     late: whether it comes too late for the others to wait, a bool.
     group: workers with the same number meet, int32; below 0 it meets nobody.
+    staleness: how many updates its contribution is old, int32.
+    view: the parameters that its contribution was computed at.
   """
 
   active: Any = None
@@ -31,6 +33,8 @@ class Control(NamedTuple):
   steps: Any = None
   late: Any = None
   group: Any = None
+  staleness: Any = None
+  view: Any = None
 
 
 def share_of(control: Control | None) -> jax.Array | None:
@@ -77,6 +81,7 @@ def limit_local_steps(
     control: Control | None = None,
     **extra: Any,
   ) -> tuple[Any, Any]:
+    collectives.require_varying(collectives.crossing(updates), axis_name)
     row = (control or Control())._replace(steps=collectives.own_entry(table, axis_name))
     return tx.update(updates, state, params, control=row, **extra)
 

@@ -201,6 +201,7 @@ def recursive_gradients(*, axis_name: str, stage: int) -> optax.GradientTransfor
         'grad_fn=grad_fn)'
       )
     here = collectives.crossing(params)
+    collectives.require_varying(here, axis_name)
     before = jax.tree.map(
       lambda start, x: jnp.where(state.fresh, start, x), state.start, state.previous
     )

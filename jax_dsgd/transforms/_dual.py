@@ -51,8 +51,8 @@ def chebyshev(topology: topologies.Topology, rounds: int) -> tuple[float, ...]:
   >>> [round(a, 3) for a in chebyshev(topologies.ring(8), 3)]
   [1.0, 1.479, 1.315]
 
-  Reference: Scaman, Bach, Bubeck, Lee, Massoulie, "Optimal Algorithms for Smooth and Strongly Convex
-    Distributed Optimization in Networks", arXiv 1702.08704.
+  Reference: Scaman, Bach, Bubeck, Lee, Massoulie, "Optimal Algorithms for Smooth and Strongly
+    Convex Distributed Optimization in Networks", arXiv 1702.08704.
   """
   _require_symmetric('chebyshev', topology)
   if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
@@ -100,7 +100,7 @@ def ascend_dual(
 
   Returns:
     A transform that needs `params` (t_i) and `grad_fn`, and ignores `updates`. Sends the model once
-    to each neighbour, if there is news, and again in each further round. State: four float32 copies.
+    to each neighbour, if there is news, and again in each further round. State: 4 float32 copies.
 
   Raises:
     ValueError: a topology that is not symmetric or varies in time, constants that are not
@@ -139,6 +139,7 @@ def ascend_dual(
         'ascend_dual solves an inner problem: call update(updates, state, params, grad_fn=grad_fn)'
       )
     start = collectives.crossing(params)
+    collectives.require_varying(start, axis_name)
 
     def descend(carry: Any, _: Any) -> Any:
       t, inner = carry
@@ -164,7 +165,7 @@ def ascend_dual(
 
 
 def _spectrum(topology: topologies.Topology, rounds: Sequence[float]) -> tuple[float, float]:
-  """The largest and the smallest positive eigenvalue of I - P(W); 1 and 1 where P(W) is the mean."""
+  """The largest and smallest positive eigenvalue of I - P(W); 1 and 1 where P(W) is the mean."""
   w = np.linalg.eigvalsh(topology.matrix())[:-1]  # all but that of the mean, which is 1
   before, mixed = np.ones_like(w), w
   for weight in rounds[1:]:

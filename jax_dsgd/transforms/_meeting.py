@@ -5,7 +5,7 @@ transform moves them (an outer momentum could make a variance negative). One cho
 as `at_meeting` of `local_steps`, or by calling the same function on any such tree.
 
     keep            each worker's own
-    average_state   float leaves become their mean over workers; integers (counters) stay as they are
+    average_state   float leaves become their mean over workers; integers (counters) stay as is
     reset_state     float leaves become what `init` gives at the new parameters; integers stay, so
                     that schedules go on
 """

@@ -1,7 +1,7 @@
 """Transforms that free gossip from the bias of heterogeneous data.
 
-Each takes the mixing transform that carries it (`mix_neighbors`, `mix_compressed`), so any topology,
-compressor and memory does.
+Each takes the mixing transform that carries it (`mix_neighbors`, `mix_compressed`), so any
+topology, compressor and memory does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from jax_dsgd import collectives
+from jax_dsgd.transforms._gossip import as_updates
 
 
 def before_step(mix: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -68,8 +69,8 @@ def track_gradients(mix: optax.GradientTransformation) -> optax.GradientTransfor
     mix: a mixing transform that keeps the mean over workers.
 
   Returns:
-    A transform of updates, before the mix of parameters. Sends y, in float32, as `mix` sends. State:
-    c, 4 bytes an entry, and that of `mix`.
+    A transform of updates, before the mix of parameters. Sends y, in float32, as `mix` sends.
+    State: c, 4 bytes an entry, and that of `mix`.
 
   >>> from jax_dsgd import topologies, transforms
   >>> tx = track_gradients(transforms.mix_neighbors(topologies.complete(2), axis_name='workers'))
@@ -188,6 +189,8 @@ def quasi_global_momentum(
     way, mixed = mix.update(collectives.fill(ahead, updates), state.mix, params, **extra)
     gone = lambda m, v: decay * m - (1 - decay) * v / rate  # noqa: E731
     after = jax.tree.map(gone, state.momentum, collectives.crossing(way))
-    return way, QuasiGlobalState(state.count + 1, after, mixed)
+    return as_updates(collectives.crossing(way), updates, params), QuasiGlobalState(
+      state.count + 1, after, mixed
+    )
 
   return optax.GradientTransformationExtraArgs(init, update)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jax_dsgd import collectives, compressors, exchange, memories, topologies
@@ -14,7 +15,7 @@ from jax_dsgd.transforms._gossip import as_updates, moved, require_rows
 
 
 class WaitAvoidingState(NamedTuple):
-  """The state of `mix_without_waiting`: what this worker put in its send buffer, and the exchange."""
+  """The state of `mix_without_waiting`: what is in this worker's send buffer, and the exchange."""
 
   buffer: Any
   exchange: exchange.ExchangeState
@@ -46,7 +47,8 @@ def mix_without_waiting(
     State: a copy of the parameters.
 
   Raises:
-    ValueError: a group size that is not a power of two up to W, a period below 1, no params.
+    ValueError: a group size that is not a power of two up to W, a topology whose rounds are not the
+      means of such groups, a period below 1, no params.
 
   Reference: Li, Ben-Nun, Nadiradze, Di Girolamo, Dryden, Alistarh, Hoefler, "Breaking (Global)
     Barriers in Parallel Stochastic Optimization with Wait-Avoiding Group Averaging", arXiv
@@ -56,6 +58,7 @@ def mix_without_waiting(
   """
   require_rows(topology, 'mix_without_waiting')
   levels = _levels(group_size, topology.size)
+  _require_groups(topology, levels)
   if isinstance(period, bool) or not isinstance(period, numbers.Integral) or period < 1:
     raise ValueError(f'mix_without_waiting got period={period!r}; accepted are integers >= 1')
   groups = exchange.mix_of_neighbors(
@@ -76,6 +79,7 @@ def mix_without_waiting(
         'mix_without_waiting averages parameters: call update(updates, state, params)'
       )
     here = collectives.crossing(params)
+    collectives.require_varying(here, axis_name)
     y = optax.tree.cast_like(moved(params, updates), here)
     late = getattr(extra.get('control'), 'late', None)
     buffer = y
@@ -119,3 +123,17 @@ def _levels(group_size: int, workers: int) -> int:
       f'{workers} workers'
     )
   return int(group_size).bit_length() - 1
+
+
+def _require_groups(topology: topologies.Topology, levels: int) -> None:
+  """Refuses a topology whose rounds, `levels` in a row, are not means of groups of 2^levels."""
+  for start in {t * levels % topology.period for t in range(topology.period)}:
+    product = np.eye(topology.size)
+    for k in range(levels):
+      product = topology.matrix(start + k) @ product
+    means = np.allclose(product @ product, product)  # stochastic projections are means of groups
+    if not means or not np.allclose(product.diagonal(), 1 / 2**levels):
+      raise ValueError(
+        f'mix_without_waiting got topology {topology.name!r}, whose rounds, {levels} in a row, are '
+        f'not means of groups of {2**levels}; accepted is one_peer_hypercube(W)'
+      )

@@ -16,8 +16,11 @@ from jax_dsgd import algorithms, compressors, ledger, runtime, topologies
 W, D = 8, 12
 EIGHT = runtime.simulate(W)
 AXIS = 'workers'
-RING, COMPLETE = topologies.ring(W), topologies.complete(W)
+RING, COMPLETE, DIRECTED = (
+  make(W) for make in (topologies.ring, topologies.complete, topologies.directed_ring)
+)
 EXAMPLES = np.arange(1.0, W + 1)
+LAZY_RING = topologies.from_matrix((np.eye(W) + RING.matrix()) / 2)
 top_quarter = compressors.top_k(0.25)
 
 
@@ -70,6 +73,17 @@ def largest(x, k):
   kept = np.zeros_like(x)
   np.put_along_axis(kept, places, np.take_along_axis(x, places, -1), -1)
   return kept
+
+
+def on_one_chip(tx):
+  """A transform with a second axis, 'chips', bound to one worker."""
+
+  def bound(function):
+    one = jax.vmap(function, axis_name='chips')
+    add = lambda tree: jax.tree.map(lambda x: x[None], tree)  # noqa: E731
+    return lambda *trees: jax.tree.map(lambda x: x[0], one(*map(add, trees)))
+
+  return optax.GradientTransformation(bound(tx.init), bound(tx.update))
 
 
 def decay(rate, steps):
@@ -138,7 +152,109 @@ SOLVED = {
     algorithms.one_bit_adam(decay(0.1, 3000), axis_name=AXIS, refresh=lambda step: step % 4 == 0),
     3000, 0.05, 0, (4 * D + 3 * (2 + 4)) / 4,
   ),
+  'd_psgd': (
+    algorithms.d_psgd(decay(0.05, 4000), RING, axis_name=AXIS), 4000, 0.01, 0.05, 2 * 4 * D
+  ),
+  # The gradient would cross between chips, if there were two.
+  'hierarchical_dsgd': (
+    on_one_chip(
+      algorithms.hierarchical_dsgd(
+        decay(0.1, 4000), RING, axis_name=AXIS, inner_axis_name='chips'
+      )
+    ),
+    4000, 0.01, 0.05, 2 * 4 * D,
+  ),
+  'stochastic_gradient_push': (
+    algorithms.stochastic_gradient_push(decay(0.1, 4000), DIRECTED, axis_name=AXIS),
+    4000, 0.02, 0.05, 4 * D + 4,
+  ),
+  'decent_lam': (
+    algorithms.decent_lam(decay(0.02, 4000), RING, axis_name=AXIS), 4000, 0.01, 0.05, 2 * 4 * D
+  ),
+  'qg_dsgdm': (
+    algorithms.qg_dsgdm(decay(0.1, 4000), RING, axis_name=AXIS), 4000, 0.01, 0.1, 2 * 4 * D
+  ),
+  # From here to dual ascent a constant rate reaches the optimum.
+  'gradient_tracking': (
+    algorithms.gradient_tracking(0.05, RING, axis_name=AXIS), 1000, 1e-4, 1e-3, 2 * 2 * 4 * D
+  ),
+  'momentum_tracking': (
+    algorithms.momentum_tracking(0.01, RING, axis_name=AXIS), 1000, 1e-4, 1e-3, 2 * 2 * 4 * D
+  ),
+  'exact_diffusion': (
+    algorithms.exact_diffusion(0.05, LAZY_RING, axis_name=AXIS), 1000, 1e-3, 1e-3, 2 * 4 * D
+  ),
+  'lazy_dual_ascent': (
+    algorithms.lazy_dual_ascent(RING, axis_name=AXIS, convexity=0.5, smoothness=5.0),
+    400, 1e-4, 1e-3, 2 * 4 * D,
+  ),
+  'wagma_sgd': (
+    algorithms.wagma_sgd(
+      decay(0.1, 4000), topologies.one_peer_hypercube(W), axis_name=AXIS, group_size=4, period=4
+    ),
+    4000, 0.01, 0.05, (3 * 2 * 4 * D + 4 * D) / 4,
+  ),
+  'deep_squeeze': (
+    algorithms.deep_squeeze(
+      decay(0.02, 4000), RING, top_quarter, axis_name=AXIS, consensus_rate=0.1
+    ),
+    4000, 0.1, 3.0, 2 * 3 * 6,
+  ),
+  'squarm_sgd': (
+    algorithms.squarm_sgd(
+      decay(0.01, 8000), RING, top_quarter, 2, axis_name=AXIS, consensus_rate=0.3, momentum=0.5
+    ),
+    8000, 0.02, 0.2, 3 * 6,
+  ),
   'local_sgd': (algorithms.local_sgd(decay(0.1, 3000), 4, axis_name=AXIS), 3000, 0.01, 0, D),
+  'slow_mo': (algorithms.slow_mo(decay(0.1, 3000), 4, axis_name=AXIS), 3000, 0.01, 0, D),
+  'overlap_local_sgd': (
+    algorithms.overlap_local_sgd(decay(0.1, 4000), 2, axis_name=AXIS), 4000, 0.02, 0.1, 2 * D
+  ),
+  'diloco': (algorithms.diloco(optax.sgd(decay(0.05, 3000)), 4, axis_name=AXIS), 3000, 0.01, 0, D),
+  'streaming_diloco': (
+    algorithms.streaming_diloco(
+      optax.sgd(decay(0.05, 4000)), 4, axis_name=AXIS, fragment=lambda path, like: [1], fragments=2
+    ),
+    4000, 0.02, 0.1, D,
+  ),
+  'distributed_sign_momentum': (
+    algorithms.distributed_sign_momentum(
+      optax.sgd(decay(0.05, 4000)), decay(0.05, 4000), 4, axis_name=AXIS, weight_decay=0.0
+    ),
+    4000, 0.01, 0, D,
+  ),
+  'dream_ddp': (
+    algorithms.dream_ddp(
+      optax.sgd(decay(0.05, 4000)), 4, axis_name=AXIS, phases=lambda path, like: [1, 3]
+    ),
+    4000, 0.01, 0.05, 2 * D,
+  ),
+  'mm_psgd': (
+    algorithms.mm_psgd(
+      decay(0.1, 3000), 4, axis_name=AXIS, block=lambda round_: round_ % 2, blocks=2
+    ),
+    3000, 0.01, 0, D,
+  ),
+  # Both chains, each with its share of the mean.
+  'mc_psgd': (
+    algorithms.mc_psgd(
+      decay(0.1, 3000), 4, axis_name=AXIS, block=lambda round_: round_ // 1000, blocks=2
+    ),
+    3000, 0.01, 0, 2 * D,
+  ),
+  'fed_opt': (
+    algorithms.fed_opt(decay(0.1, 3000), optax.yogi(decay(0.1, 700)), 4, axis_name=AXIS),
+    3000, 0.02, 0, D,
+  ),
+  'fed_prox': (
+    algorithms.fed_prox(decay(0.1, 3000), 4, axis_name=AXIS, strength=1.0), 3000, 0.01, 0, D
+  ),
+  # A constant rate reaches the optimum, with two copies of the model a round.
+  'scaffold': (algorithms.scaffold(0.05, 4, axis_name=AXIS), 1000, 1e-4, 0, 2 * D),
+  'bvr_l_sgd': (
+    algorithms.bvr_l_sgd(0.05, 4, axis_name=AXIS, stage=5), 1000, 1e-4, 0, 2 * D + 1
+  ),
   'fed_avg': (
     algorithms.fed_avg(decay(0.1, 3000), 4, axis_name=AXIS, examples=EXAMPLES),
     3000, 0.01, 0, D + 1,
@@ -400,9 +516,53 @@ RATED = {
   'dgc_sgd': functools.partial(algorithms.dgc_sgd, fraction=0.25, warmup=(0.5,), warmup_steps=2),
   'cd_adam': algorithms.cd_adam,
   'one_bit_adam': functools.partial(algorithms.one_bit_adam, refresh=lambda step: step < 2),
+  'd_psgd': functools.partial(algorithms.d_psgd, topology=RING),
+  'hierarchical_dsgd': lambda learning_rate, axis_name: on_one_chip(
+    algorithms.hierarchical_dsgd(learning_rate, RING, axis_name=axis_name, inner_axis_name='chips')
+  ),
+  'stochastic_gradient_push': functools.partial(
+    algorithms.stochastic_gradient_push, topology=DIRECTED
+  ),
+  'decent_lam': functools.partial(algorithms.decent_lam, topology=RING),
+  'qg_dsgdm': functools.partial(algorithms.qg_dsgdm, topology=RING),
+  'gradient_tracking': functools.partial(algorithms.gradient_tracking, topology=RING),
+  'momentum_tracking': functools.partial(algorithms.momentum_tracking, topology=RING),
+  'exact_diffusion': functools.partial(algorithms.exact_diffusion, topology=LAZY_RING),
+  'wagma_sgd': functools.partial(
+    algorithms.wagma_sgd, topology=topologies.one_peer_hypercube(W), group_size=2, period=3
+  ),
+  'deep_squeeze': functools.partial(
+    algorithms.deep_squeeze, topology=RING, compressor=top_quarter, consensus_rate=0.2
+  ),
+  'squarm_sgd': functools.partial(
+    algorithms.squarm_sgd, topology=RING, compressor=top_quarter, period=2, consensus_rate=0.2,
+    threshold=10.0,
+  ),
+  'slow_mo': functools.partial(algorithms.slow_mo, period=2),
+  'overlap_local_sgd': algorithms.overlap_local_sgd,
+  'diloco': lambda learning_rate, axis_name: algorithms.diloco(
+    optax.sgd(learning_rate), 2, axis_name=axis_name
+  ),
+  'streaming_diloco': lambda learning_rate, axis_name: algorithms.streaming_diloco(
+    optax.sgd(learning_rate), 2, axis_name=axis_name, fragment=lambda path, x: [0], fragments=1
+  ),
+  'distributed_sign_momentum': lambda learning_rate, axis_name: (
+    algorithms.distributed_sign_momentum(
+      optax.sgd(learning_rate), learning_rate, 2, axis_name=axis_name
+    )
+  ),
+  'dream_ddp': lambda learning_rate, axis_name: algorithms.dream_ddp(
+    optax.sgd(learning_rate), 2, axis_name=axis_name, phases=lambda path, x: [1]
+  ),
+  'mm_psgd': functools.partial(algorithms.mm_psgd, period=2, block=lambda r: r % 2, blocks=2),
+  'mc_psgd': functools.partial(algorithms.mc_psgd, period=2, block=lambda r: r % 2, blocks=2),
+  'fed_opt': functools.partial(algorithms.fed_opt, outer=optax.sgd(1.0), period=2),
+  'fed_prox': functools.partial(algorithms.fed_prox, period=2, strength=0.1),
+  'scaffold': functools.partial(algorithms.scaffold, period=2),
+  'bvr_l_sgd': functools.partial(algorithms.bvr_l_sgd, period=2, stage=2),
   'local_sgd': functools.partial(algorithms.local_sgd, period=2),
   'fed_avg': functools.partial(algorithms.fed_avg, period=2, examples=EXAMPLES),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize('name', RATED)
@@ -419,4 +579,5 @@ def test_rates_may_be_schedules_and_injected(name):
 
 
 def test_every_algorithm_takes_schedules(require_examples):
-  require_examples(algorithms, optax.GradientTransformation, RATED)
+  # Its steps follow from constants of the problem.
+  require_examples(algorithms, optax.GradientTransformation, RATED | {'lazy_dual_ascent': None})

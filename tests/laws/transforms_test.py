@@ -50,6 +50,44 @@ def frozen_adam(refresh, **arguments):
   )
 
 
+def mixed(topology):
+  return transforms.mix_neighbors(topology, axis_name='workers')
+
+
+def drifting(transform, at_meeting, period=2):
+  """A transform of gradients in the local steps that it is made for."""
+  outer = optax.chain(transforms.mean_over('workers'), optax.sgd(1.0))
+  inner = optax.chain(transform, optax.sgd(0.1))
+  return given_gradients(transforms.local_steps(inner, outer, period, at_meeting=at_meeting))
+
+
+def recursive(stage, period=2):
+  estimate = transforms.recursive_gradients(axis_name='workers', stage=stage)
+  return drifting(estimate, transforms.renew_recursion, period)
+
+
+def without_waiting(n, period):
+  cube = topologies.one_peer_hypercube(n)
+  return transforms.mix_without_waiting(
+    cube, axis_name='workers', group_size=min(n, 2), period=period
+  )
+
+
+def ascent(topology, **options):
+  return given_gradients(
+    transforms.ascend_dual(
+      topology, axis_name='workers', convexity=0.5, smoothness=2.0, inner_steps=2, **options
+    )
+  )
+
+
+def by_block(n, period=2):
+  local, block = rounds(optax.sgd(0.1), period, optax.sgd(1.0)), lambda round_: round_ % 2
+  return given_gradients(
+    transforms.choose_chain_by_block(local, block, blocks=2, axis_name='workers')
+  )
+
+
 def of_losses(gradients):
   """Makes gradients of several losses of one update, leaf by leaf, and combines them."""
   stack = lambda u: jnp.stack(gradients(u)).astype(u.dtype)  # noqa: E731
@@ -77,10 +115,42 @@ TRANSFORMS = {
   'mix_neighbors': [
     lambda n: transforms.mix_neighbors(topologies.ring(n), axis_name='workers'),
     lambda n: transforms.mix_neighbors(topologies.one_peer_exponential(n), axis_name='workers'),
+    lambda n: transforms.mix_neighbors(
+      topologies.ring(n), axis_name='workers', rounds=transforms.chebyshev(topologies.ring(n), 3)
+    ),
   ],
   'mix_compressed': [
     lambda n: gossip(topologies.ring(n), top_k, memories.reference()),
     lambda n: gossip(topologies.star(n), random_k, memories.residual()),
+    lambda n: transforms.mix_compressed(
+      topologies.ring(n),
+      top_k,
+      axis_name='workers',
+      consensus_rate=0.5,
+      trigger=lambda squared, count: squared > 10.0,
+    ),
+  ],
+  'mix_push_sum': [
+    lambda n: transforms.mix_push_sum(
+      topologies.from_arrows(n, [(i, (i + k) % n) for k in (1, 2) for i in range(n // k) if n > k]),
+      axis_name='workers',
+    )
+  ],
+  'mix_without_waiting': [lambda n: without_waiting(n, 3)],
+  'before_step': [lambda n: transforms.before_step(mixed(topologies.ring(n)))],
+  'track_gradients': [
+    lambda n: transforms.track_gradients(mixed(topologies.ring(n))),
+    lambda n: transforms.track_gradients(gossip(topologies.ring(n), top_k, memories.reference())),
+  ],
+  'correct_diffusion': [
+    lambda n: optax.chain(transforms.correct_diffusion(), mixed(topologies.ring(n)))
+  ],
+  'quasi_global_momentum': [
+    lambda n: transforms.quasi_global_momentum(mixed(topologies.ring(n)), 0.1)
+  ],
+  'ascend_dual': [
+    lambda n: ascent(topologies.ring(n)),
+    lambda n: ascent(topologies.ring(n), lazy=0.1),
   ],
   'local_steps': [
     lambda n: rounds(optax.sgd(0.1), 2, optax.sgd(0.7, momentum=0.9, nesterov=True)),
@@ -89,7 +159,37 @@ TRANSFORMS = {
       optax.chain(compressed(top_k, memories.residual()), optax.sgd(1.0)),
       lambda round_: round_ + 1,
     ),
+    lambda n: transforms.local_steps(
+      optax.sgd(0.1, momentum=0.9),
+      optax.chain(transforms.mean_over('workers'), optax.sgd(0.7)),
+      3,
+      delay=1,
+      pull=0.5,
+      phases=lambda path, like: [0] if path == 'b' else [1],
+      at_meeting=transforms.average_state('workers'),
+    ),
   ],
+  'in_local_units': [
+    lambda n: rounds(
+      optax.sgd(0.1), 2, transforms.in_local_units(optax.sgd(1.0, momentum=0.5), 0.1, 2)
+    )
+  ],
+  'correct_drift': [
+    lambda n: drifting(transforms.correct_drift(), transforms.renew_drift_correction('workers'))
+  ],
+  'pull_to_start': [lambda n: drifting(transforms.pull_to_start(0.5), transforms.renew_start)],
+  'recursive_gradients': [lambda n: recursive(2)],
+  'limit_local_steps': [
+    lambda n: transforms.limit_local_steps(
+      rounds(optax.sgd(0.1), 3, optax.sgd(1.0)), np.arange(n) % 3 + 1, axis_name='workers'
+    )
+  ],
+  'average_by_block': [
+    lambda n: transforms.average_by_block(
+      rounds(optax.sgd(0.1), 2, optax.sgd(1.0)), lambda round_: round_ % 2, blocks=2
+    )
+  ],
+  'choose_chain_by_block': [by_block],
   'sign_momentum': [lambda n: transforms.sign_momentum()],
   'orthogonalize': [
     lambda n: of_losses(lambda u: [u, u * u - 0.5, jnp.cos(u)]),
@@ -122,6 +222,11 @@ TRANSFORMS = {
   ],
 }
 LOCAL = {'orthogonalize', 'sign_momentum', 'recompress'}  # sends nothing
+# These move to a place, which is as precise as the parameters.
+PLACES = {'local_steps', 'mix_neighbors', 'mix_compressed', 'mix_push_sum', 'mix_without_waiting'}
+PLACES |= {'before_step', 'correct_diffusion', 'quasi_global_momentum', 'ascend_dual'}
+PLACES |= {'in_local_units', 'correct_drift', 'pull_to_start', 'recursive_gradients'}
+PLACES |= {'limit_local_steps', 'average_by_block', 'choose_chain_by_block'}
 adamw = optax.adamw(0.1, weight_decay=0.1)
 # With one worker, each is a plain optax transform (on gradients without a zero).
 ALONE = {
@@ -135,6 +240,41 @@ ALONE = {
   'mix_neighbors': (TRANSFORMS['mix_neighbors'][0](1), optax.identity()),
   'mix_compressed': (TRANSFORMS['mix_compressed'][0](1), optax.identity()),
   'local_steps': (rounds(adamw, 3, optax.sgd(1.0)), adamw),
+  'mix_push_sum': (TRANSFORMS['mix_push_sum'][0](1), optax.identity()),
+  'mix_without_waiting': (without_waiting(1, 3), optax.identity()),
+  'before_step': (TRANSFORMS['before_step'][0](1), optax.identity()),
+  'track_gradients': (TRANSFORMS['track_gradients'][0](1), optax.identity()),
+  'correct_diffusion': (TRANSFORMS['correct_diffusion'][0](1), optax.identity()),
+  # What is left of the gradient each time is what went into the way.
+  'quasi_global_momentum': (
+    transforms.quasi_global_momentum(mixed(topologies.ring(1)), 0.1, momentum=0.0),
+    optax.sgd(0.1),
+  ),
+  # Price 0: the inner problem is the worker's own, here linear.
+  'ascend_dual': (
+    given_gradients(
+      transforms.ascend_dual(
+        topologies.ring(1), axis_name='workers', convexity=2.0, smoothness=2.0, inner_steps=1
+      )
+    ),
+    optax.sgd(0.5),
+  ),
+  'in_local_units': (
+    rounds(optax.sgd(0.1), 1, transforms.in_local_units(optax.sgd(1.0, momentum=0.5), 0.1, 1)),
+    optax.sgd(0.1, momentum=0.5),
+  ),
+  'correct_drift': (TRANSFORMS['correct_drift'][0](1), optax.sgd(0.1)),
+  'pull_to_start': (
+    drifting(transforms.pull_to_start(0.0), transforms.renew_start),
+    optax.sgd(0.1),
+  ),
+  'recursive_gradients': (recursive(1, period=1), optax.sgd(0.1)),
+  'limit_local_steps': (
+    transforms.limit_local_steps(rounds(adamw, 3, optax.sgd(1.0)), [3], axis_name='workers'),
+    adamw,
+  ),
+  'average_by_block': (TRANSFORMS['average_by_block'][0](1), optax.sgd(0.1)),
+  'choose_chain_by_block': (by_block(1), optax.sgd(0.1)),
   'sign_momentum': (transforms.sign_momentum(), optax.scale_by_lion()),
   'orthogonalize': (TRANSFORMS['orthogonalize'][1](1), optax.identity()),
   'step_ahead': (
@@ -277,7 +417,7 @@ def test_state_and_updates_keep_their_types(name, make, dtypes):
   updates = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtypes[1]), tree(W))
   state, (stepped, after) = traced(make(W), W, updates, params)
   assert after == state
-  if name in ('local_steps', 'mix_neighbors', 'mix_compressed'):  # moves to a place
+  if name in PLACES:
     wide = jnp.promote_types(*dtypes)
     assert all(leaf.dtype == wide for leaf in jax.tree.leaves(stepped))
   elif name not in LOCAL:  # there, the inner transform has its own way
@@ -335,8 +475,31 @@ def odd(count):
 def with_quiet_inner(name, make):
   """The example, with an inner transform that leaves integers alone where there is a choice."""
   mean = transforms.mean_over('workers')
-  if name == 'local_steps':
-    return transforms.local_steps(optax.identity(), mean, 1)
+  at_once = lambda inner, outer=mean, **at: transforms.local_steps(inner, outer, 1, **at)  # noqa: E731
+  renew_drift, block = transforms.renew_drift_correction('workers'), lambda round_: round_ % 2
+  estimate = transforms.recursive_gradients(axis_name='workers', stage=2)
+  quiet = {
+    'local_steps': at_once(optax.identity()),
+    'in_local_units': at_once(
+      optax.identity(), transforms.in_local_units(transforms.mean_over('workers'), 0.1, 1)
+    ),
+    'correct_drift': at_once(transforms.correct_drift(), at_meeting=renew_drift),
+    'pull_to_start': at_once(transforms.pull_to_start(0.5), at_meeting=transforms.renew_start),
+    'recursive_gradients': given_gradients(
+      at_once(estimate, at_meeting=transforms.renew_recursion)
+    ),
+    'limit_local_steps': transforms.limit_local_steps(
+      at_once(optax.identity()), [1, 1], axis_name='workers'
+    ),
+    'average_by_block': transforms.average_by_block(at_once(optax.identity()), block, blocks=2),
+    'choose_chain_by_block': given_gradients(
+      transforms.choose_chain_by_block(
+        at_once(optax.identity()), block, blocks=2, axis_name='workers'
+      )
+    ),
+  }
+  if name in quiet:
+    return quiet[name]
   return transforms.skip_nonfinite(mean, axis_name='workers') if 'skip' in name else make(2)
 
 
