@@ -110,9 +110,10 @@ def _group_matrix(
 
 
 class LateState(NamedTuple):
-  """The state of `fold_late` and `substitute_missing`: what comes in the next step."""
+  """The state of `fold_late` and `substitute_missing`: what comes in the next step, and bytes sent."""
 
   late: Any
+  bytes_sent: jax.Array
 
 
 def fold_late(*, axis_name: str) -> optax.GradientTransformationExtraArgs:
@@ -136,7 +137,7 @@ def fold_late(*, axis_name: str) -> optax.GradientTransformationExtraArgs:
   def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, LateState]:
     in_time, late, _ = _arrivals(updates, extra, 'fold_late', axis_name)
     given = jax.tree.map(jnp.add, in_time, state.late)
-    return _given(given, updates), LateState(late)
+    return _given(given, updates), LateState(late, _sent(state, updates, axis_name))
 
   return optax.GradientTransformationExtraArgs(_nothing_late, update)
 
@@ -164,13 +165,19 @@ def substitute_missing(*, axis_name: str) -> optax.GradientTransformationExtraAr
     own = collectives.widened(collectives.crossing(updates))
     given = jax.tree.map(lambda a, u, c: a + missing * u + c, in_time, own, state.late)
     after = jax.tree.map(lambda late, u: late - missing * u, late, own)
-    return _given(given, updates), LateState(after)
+    return _given(given, updates), LateState(after, _sent(state, updates, axis_name))
 
   return optax.GradientTransformationExtraArgs(_nothing_late, update)
 
 
 def _nothing_late(params: optax.Params) -> LateState:
-  return LateState(jax.tree.map(jnp.zeros_like, collectives.widened(collectives.crossing(params))))
+  zeros = jax.tree.map(jnp.zeros_like, collectives.widened(collectives.crossing(params)))
+  return LateState(zeros, collectives.vary_with(ledger.new_meter(), params))
+
+
+def _sent(state: LateState, updates: Any, axis_name: str) -> jax.Array:
+  nbytes = ledger.payload_bytes(collectives.crossing(updates))
+  return ledger.add(state.bytes_sent, nbytes if collectives.worker_count(axis_name) > 1 else 0)
 
 
 def _arrivals(
@@ -223,9 +230,11 @@ def coded_sum(code: codes.GradientCode, *, axis_name: str) -> optax.GradientTran
     return collectives.vary_with(zero, params)
 
   def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, CodedState]:
+    collectives.require_varying(collectives.crossing(updates), axis_name)
     active = getattr(extra.get('control'), 'active', None)
     alive = collectives.vary(jnp.asarray(True if active is None else active, bool), axis_name)
-    match = (jnp.asarray(table.alive) == collectives.gather(alive, axis_name)).all(axis=1)
+    everybody = collectives.gather(alive, axis_name)[None]
+    match = (jnp.asarray(table.alive) == everybody).all(axis=1)
     row = jnp.asarray(table.weights, jnp.float32)[jnp.argmax(match)]
     share = jnp.where(match.any(), row[collectives.worker_index(axis_name)], jnp.nan)
     # Nothing of a straggler counts, not even a NaN.
@@ -264,6 +273,7 @@ def weighted_sum(*, axis_name: str) -> optax.GradientTransformationExtraArgs:
     return GroupsState(collectives.vary_with(ledger.new_meter(), params))
 
   def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, GroupsState]:
+    collectives.require_varying(collectives.crossing(updates), axis_name)
     weight = _required(extra, 'weight', 'weighted_sum')
     own = jax.tree.map(lambda u: jnp.where(weight != 0, u, 0), collectives.crossing(updates))
     total = _weighted_sum(own, weight, axis_name)
@@ -274,5 +284,4 @@ def weighted_sum(*, axis_name: str) -> optax.GradientTransformationExtraArgs:
 
 
 def _weighted_sum(own: Any, weight: jax.Array, axis_name: str) -> Any:
-  collectives.require_varying(own, axis_name)
   return collectives.sum(jax.tree.map(lambda u: (weight * u).astype(u.dtype), own), axis_name)

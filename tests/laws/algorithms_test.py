@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from jax_dsgd import algorithms, compressors, ledger, runtime, topologies
+from jax_dsgd import algorithms, compressors, ledger, runtime, topologies, transforms
 
 W, D = 8, 12
 EIGHT = runtime.simulate(W)
@@ -84,6 +84,23 @@ def on_one_chip(tx):
     return lambda *trees: jax.tree.map(lambda x: x[0], one(*map(add, trees)))
 
   return optax.GradientTransformation(bound(tx.init), bound(tx.update))
+
+
+def in_pairs(tx):
+  """A transform that is told to meet in pairs along one edge of a cube after the other."""
+  pairs = jnp.array([[i & ~(1 << t) for i in range(W)] for t in range(3)])
+
+  def init(params):
+    return jnp.zeros((), jnp.int32), tx.init(params)
+
+  def update(updates, state, params=None, **extra):
+    count, state = state
+    me = jax.lax.axis_index(AXIS)
+    row = transforms.Control(active=True, group=pairs[count % 3, me])
+    updates, state = tx.update(updates, state, params, control=row, **extra)
+    return updates, (count + 1, state)
+
+  return optax.GradientTransformationExtraArgs(init, update)
 
 
 def decay(rate, steps):
@@ -163,6 +180,13 @@ SOLVED = {
       )
     ),
     4000, 0.01, 0.05, 2 * 4 * D,
+  ),
+  'lsgd': (
+    on_one_chip(algorithms.lsgd(0.2, axis_name=AXIS, inner_axis_name='chips')),
+    300, 1e-5, 0, 4 * D,
+  ),
+  'prague_sgd': (
+    in_pairs(algorithms.prague_sgd(decay(0.1, 4000), axis_name=AXIS)), 4000, 0.01, 0.1, 4 * D
   ),
   'stochastic_gradient_push': (
     algorithms.stochastic_gradient_push(decay(0.1, 4000), DIRECTED, axis_name=AXIS),
@@ -537,6 +561,12 @@ RATED = {
   'squarm_sgd': functools.partial(
     algorithms.squarm_sgd, topology=RING, compressor=top_quarter, period=2, consensus_rate=0.2,
     threshold=10.0,
+  ),
+  'lsgd': lambda learning_rate, axis_name: on_one_chip(
+    algorithms.lsgd(learning_rate, axis_name=axis_name, inner_axis_name='chips')
+  ),
+  'prague_sgd': lambda learning_rate, axis_name: in_pairs(
+    algorithms.prague_sgd(learning_rate, axis_name=axis_name)
   ),
   'slow_mo': functools.partial(algorithms.slow_mo, period=2),
   'overlap_local_sgd': algorithms.overlap_local_sgd,

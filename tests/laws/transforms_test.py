@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from jax_dsgd import compressors, ledger, memories, runtime, topologies, transforms
+from jax_dsgd import codes, compressors, ledger, memories, runtime, topologies, transforms
 
 W, STEPS = 8, 5
 top_k, random_k, qsgd = compressors.top_k(0.3), compressors.random_k(0.3), compressors.qsgd(7)
@@ -88,11 +88,29 @@ def by_block(n, period=2):
   )
 
 
+def told(tx):
+  """With a row of a trace, in which all take part in one group, where none is given."""
+  tx = optax.with_extra_args_support(tx)
+
+  def update(updates, state, params=None, **extra):
+    row = transforms.Control(active=True, weight=1.0, group=0, staleness=1, view=params)
+    return tx.update(updates, state, params, **(extra | {'control': row}))
+
+  return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
 def of_losses(gradients):
   """Makes gradients of several losses of one update, leaf by leaf, and combines them."""
   stack = lambda u: jnp.stack(gradients(u)).astype(u.dtype)  # noqa: E731
   rows = optax.stateless(lambda updates, params: jax.tree.map(stack, updates))
   return optax.chain(rows, transforms.orthogonalize())
+
+
+def shrunk(params, rate):
+  return jax.tree.map(lambda x: x / (1 + rate), params)
+
+
+snapshot_only = optax.stateless(lambda updates, params: params)
 
 
 # From the number of workers to a transform; a new one needs at least one line here and in ALONE.
@@ -190,6 +208,27 @@ TRANSFORMS = {
     )
   ],
   'choose_chain_by_block': [by_block],
+  'only_when_active': [
+    lambda n: optax.chain(
+      transforms.only_when_active(optax.identity()), transforms.mean_over('workers')
+    )
+  ],
+  'mix_groups': [lambda n: told(transforms.mix_groups(axis_name='workers'))],
+  'fold_late': [lambda n: told(transforms.fold_late(axis_name='workers'))],
+  'substitute_missing': [lambda n: told(transforms.substitute_missing(axis_name='workers'))],
+  'coded_sum': [
+    lambda n: transforms.coded_sum(
+      codes.gradient_code(n, min(1, n - 1), seed=0), axis_name='workers'
+    )
+  ],
+  'weighted_sum': [lambda n: told(transforms.weighted_sum(axis_name='workers'))],
+  'delayed_nesterov': [lambda n: transforms.delayed_nesterov(0.1, workers=2)],
+  'discount_staleness': [lambda n: told(transforms.discount_staleness(0.5))],
+  'compensate_delay': [lambda n: told(transforms.compensate_delay(0.5))],
+  'proximal': [lambda n: transforms.proximal(shrunk, 0.1)],
+  'reduce_variance': [
+    lambda n: given_gradients(transforms.reduce_variance(lambda params: params, 2))
+  ],
   'sign_momentum': [lambda n: transforms.sign_momentum()],
   'orthogonalize': [
     lambda n: of_losses(lambda u: [u, u * u - 0.5, jnp.cos(u)]),
@@ -221,10 +260,12 @@ TRANSFORMS = {
     )
   ],
 }
-LOCAL = {'orthogonalize', 'sign_momentum', 'recompress'}  # sends nothing
+# Sends nothing.
+LOCAL = {'orthogonalize', 'sign_momentum', 'recompress', 'delayed_nesterov', 'discount_staleness'}
+LOCAL |= {'compensate_delay', 'proximal', 'reduce_variance'}
 # These move to a place, which is as precise as the parameters.
 PLACES = {'local_steps', 'mix_neighbors', 'mix_compressed', 'mix_push_sum', 'mix_without_waiting'}
-PLACES |= {'before_step', 'correct_diffusion', 'quasi_global_momentum', 'ascend_dual'}
+PLACES |= {'mix_groups', 'before_step', 'correct_diffusion', 'quasi_global_momentum', 'ascend_dual'}
 PLACES |= {'in_local_units', 'correct_drift', 'pull_to_start', 'recursive_gradients'}
 PLACES |= {'limit_local_steps', 'average_by_block', 'choose_chain_by_block'}
 adamw = optax.adamw(0.1, weight_decay=0.1)
@@ -258,6 +299,24 @@ ALONE = {
       )
     ),
     optax.sgd(0.5),
+  ),
+  'only_when_active': (transforms.only_when_active(optax.trace(0.9)), optax.trace(0.9)),
+  'mix_groups': (TRANSFORMS['mix_groups'][0](1), optax.identity()),
+  'fold_late': (TRANSFORMS['fold_late'][0](1), optax.identity()),
+  'substitute_missing': (TRANSFORMS['substitute_missing'][0](1), optax.identity()),
+  'coded_sum': (TRANSFORMS['coded_sum'][0](1), optax.identity()),
+  'weighted_sum': (TRANSFORMS['weighted_sum'][0](1), optax.identity()),
+  'delayed_nesterov': (
+    transforms.delayed_nesterov(0.1, workers=1),
+    optax.sgd(0.1, momentum=0.9, nesterov=True),
+  ),
+  'discount_staleness': (TRANSFORMS['discount_staleness'][0](1), optax.scale(2**-0.5)),
+  'compensate_delay': (TRANSFORMS['compensate_delay'][0](1), optax.identity()),
+  'proximal': (transforms.proximal(lambda x, rate: x, 0.1), optax.identity()),
+  # Of a linear loss all gradients are alike, and the snapshot is where the parameters are.
+  'reduce_variance': (
+    given_gradients(transforms.reduce_variance(lambda params: params, 1)),
+    snapshot_only,
   ),
   'in_local_units': (
     rounds(optax.sgd(0.1), 1, transforms.in_local_units(optax.sgd(1.0, momentum=0.5), 0.1, 1)),
