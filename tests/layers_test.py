@@ -40,6 +40,7 @@ SIDEWAYS = {
   ('exchange', 'compressors'),
   ('exchange', 'memories'),
   ('servers', 'transforms'),
+  ('simulation', 'runtime'),
 }
 COLLECTIVES = {
   'all_gather',

@@ -62,7 +62,7 @@ def slow_mo(
 
       u <- b u + (x_0 - mean x) / lr;   x_0 <- x_0 - a lr u
 
-  It is faster than local SGD, and its fixed point is the same: the bias on heterogeneous data stays.
+  It is faster than local SGD and has the same fixed point: the bias on heterogeneous data stays.
 
   Args:
     learning_rate: lr, a float or a schedule of the local step.
@@ -104,14 +104,14 @@ def overlap_local_sgd(
       at the end of a round   x_i <- x_i + a (z - x_i)          z was launched one period ago
                               v_i <- b v_i + (z - x_i) / lr;   launch z' = mean_i (z - lr v_i)
 
-  Without anchor momentum `y = (1 - a) mean x + a z` moves by `-(1 - a) lr` times the sum of the mean
-  gradients of the round: the effective step is (1 - a) lr, which any comparison must say.
+  Without anchor momentum `y = (1 - a) mean x + a z` moves by `-(1 - a) lr` times the sum of the
+  mean gradients of the round: the effective step is (1 - a) lr, which any comparison must say.
 
   Args:
     learning_rate: lr, a float or a schedule of the local step.
     period: local steps a round.
     axis_name: the workers' axis.
-    pull: a, in (0, 1); in (0, 1] with anchor momentum.
+    pull: a, in (0, 1).
     anchor_momentum: b, in [0, 1).
     momentum: of local heavy-ball momentum, if any.
 
@@ -120,7 +120,7 @@ def overlap_local_sgd(
     the next. State: three copies of the model besides the local momentum.
 
   Raises:
-    ValueError: a pull of 1 without anchor momentum, with which no worker would ever move on.
+    ValueError: a pull of 1, with which no worker would ever move on.
 
   >>> tx = overlap_local_sgd(0.1, 2, axis_name='workers')
 
@@ -128,11 +128,6 @@ def overlap_local_sgd(
     Delays in Distributed SGD", arXiv 2002.09539; v is divided by lr as in its code. Here the first
     pull comes after `period` steps, there after one more.
   """
-  if pull == 1 and not anchor_momentum:
-    raise ValueError(
-      'overlap_local_sgd got pull=1 and anchor_momentum=0, with which every round ends where it '
-      'began; accepted is a pull in (0, 1)'
-    )
   slow = optax.chain(optax.trace(anchor_momentum), optax.scale(-1.0))
   outer = optax.chain(
     transforms.in_local_units(slow, learning_rate, period), transforms.mean_over(axis_name)
@@ -186,8 +181,8 @@ def streaming_diloco(
 ) -> optax.GradientTransformationExtraArgs:
   """Streaming DiLoCo: fragments of the model meet at steps of their own, and nobody waits for them.
 
-  Fragment f is sent after step `f period / fragments` of each round and arrives `delay` steps later,
-  where the worker goes `pull` of the way to it.
+  Fragment f is sent after step `f period / fragments` of each round and arrives `delay` steps
+  later, where the worker goes `pull` of the way to it.
 
   Args:
     inner: the local optimizer; its state stays each worker's own.
@@ -285,7 +280,8 @@ def dream_ddp(
 ) -> optax.GradientTransformationExtraArgs:
   """DreamDDP: each layer is averaged at steps of its own in a round, before the update is applied.
 
-      x_l <- mean_w x_l + u_l   where this step is one of the phases of leaf l, else   x_l <- x_l + u_l
+      x_l <- mean_w x_l + u_l   at steps of the round that are phases of leaf l
+      x_l <- x_l + u_l          at the others
 
   Communication is spread over the round, so that backward passes can hide it.
 
@@ -296,8 +292,8 @@ def dream_ddp(
     phases: from a leaf's path and shape to the steps of the round (from 0) at which it meets.
 
   Returns:
-    A transform that needs `params`. Sends each leaf once a phase. State: a copy of the model besides
-    that of `inner`.
+    A transform that needs `params`. Sends each leaf once a phase. State: a copy of the model
+    besides that of `inner`.
 
   Raises:
     ValueError: a leaf without phases, or with one outside of the round (at init).

@@ -1,7 +1,7 @@
 """Simulation of uneven machines: a cluster and a policy give a trace, which a run replays.
 
 `simulate_events` plays a parameter server, `simulate_rounds` rounds of meetings; a `Policy` is four
-small functions: who waits for whom, who is chosen, how much each does, and who meets whom. All is
+small functions: who goes on when, who is chosen, how much each does, and who meets whom. All is
 NumPy, the same seed gives the same trace, and what cannot end is refused with the reason.
 """
 

@@ -33,16 +33,17 @@ def dynamic_local_updates(
   least = _checks.whole_number('dynamic_local_updates: least', least)
   grace = _checks.number('dynamic_local_updates: grace', grace)
 
-  def waits(view: View, worker: int) -> int:
-    if not grace:
-      return -1
+  def resumes(view: View, worker: int) -> list[int]:
     window = view.memory
     if view.time > window['ends']:
       window.update(opened=view.time, ends=view.time + grace)
-    # Of the tasks begun before, the last to arrive in time: the server would see it by waiting.
+    window['waiting'].append(worker)
+    # Tasks begun before that arrive in time: the server would see them by waiting.
     joins = (view.arrivals <= window['ends']) & (view.started <= window['opened'])
-    joins &= view.arrivals > view.time
-    return int(np.where(joins, view.arrivals, -1).argmax()) if joins.any() else -1
+    if (joins & (view.arrivals > view.time)).any():
+      return []
+    waited, window['waiting'] = sorted(window['waiting'][:-1]), []
+    return [worker, *waited]
 
   def amount(view: View, worker: int) -> Task:
     pace = view.pace
@@ -56,9 +57,11 @@ def dynamic_local_updates(
     return Task(number, shard=shard)
 
   def memory(view: View) -> dict[str, Any]:
-    return {'opened': 0.0, 'ends': -1.0, 'visits': np.zeros(view.workers, int)}
+    visits = np.zeros(view.workers, int)
+    return {'opened': 0.0, 'ends': -1.0, 'waiting': [], 'visits': visits}
 
-  return Policy(f'dynamic_local_updates({steps})', waits, amount=amount, memory=memory)
+  policy = Policy(f'dynamic_local_updates({steps})', amount=amount, memory=memory)
+  return policy._replace(resumes=resumes) if grace else policy
 
 
 def adaptive_hogbatch(

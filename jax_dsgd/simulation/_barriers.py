@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import heapq
+import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -13,8 +15,8 @@ from jax_dsgd.simulation._policy import Policy, View
 def asp() -> Policy:
   """Asynchronous parallel: nobody waits.
 
-  >>> asp().waits(None, 0)
-  -1
+  >>> asp().resumes(None, 0)
+  [0]
   """
   return Policy('asp')
 
@@ -35,20 +37,17 @@ def ssp(slack: int) -> Policy:
   """
   slack = _checks.whole_number('ssp: slack', slack, least=0)
 
-  def waits(view: View, worker: int) -> int:
-    slowest = int(view.counts.argmin())
-    return slowest if view.counts.item(slowest) < view.counts.item(worker) - slack else -1
+  def memory(view: View) -> _Sampled:
+    return _Sampled(view.rng, view.workers, view.workers - 1, slack)
 
-  return Policy(f'ssp({slack})', waits)
+  return Policy(f'ssp({slack})', _sampled, memory=memory)
 
 
 def psp(sample: int, slack: int = 0) -> Policy:
   """Probabilistic synchronous parallel: a worker looks at a few others, drawn without replacement.
 
-  It waits if any of them is more than `slack` steps behind it; when that one has pushed, it draws
-  again. `sample = 0` is ASP, and `sample = W - 1` is BSP, or SSP with this slack. It does not draw
-  before: a server that lets the waiting draw at every push of anyone lets them pass sooner, so
-  that small samples come nearer to ASP than here.
+  It waits if any of them is more than `slack` steps behind it, and draws again at every push of
+  anyone. `sample = 0` is ASP, and `sample = W - 1` is BSP, or SSP with this slack.
 
   Args:
     sample: how many others, from 0 to W - 1.
@@ -59,30 +58,124 @@ def psp(sample: int, slack: int = 0) -> Policy:
   sample = _checks.whole_number('psp: sample', sample, least=0)
   slack = _checks.whole_number('psp: slack', slack, least=0)
 
-  def waits(view: View, worker: int) -> int:
-    counts, limit = view.counts, view.counts.item(worker) - slack
-    for other in view.memory(worker):
-      if counts.item(other) < limit:
-        return other
-    return -1
+  def memory(view: View) -> _Sampled:
+    most = view.workers - 1
+    return _Sampled(
+      view.rng, view.workers, _checks.whole_number('psp: sample', sample, least=0, most=most), slack
+    )
 
-  def memory(view: View) -> Callable[[int], list[int]]:
-    _checks.whole_number('psp: sample', sample, least=0, most=view.workers - 1)
-    return _others(view.rng, view.workers, sample)
-
-  return Policy(f'psp({sample}, {slack})', waits, memory=memory)
+  return Policy(f'psp({sample}, {slack})', _sampled, memory=memory)
 
 
-def _others(rng: np.random.Generator, workers: int, size: int) -> Callable[[int], list[int]]:
-  """A function that draws `size` workers other than the one given, without replacement."""
+def _sampled(view: View, worker: int) -> list[int]:
+  return view.memory.pushed(worker, view.counts.item(worker))
 
-  def rows() -> Iterator[list[int]]:
-    while size**2 <= workers:
-      block = rng.integers(max(workers - 1, 1), size=(1024, size))
-      # Draws that name one twice are thrown away, which leaves all others equally likely.
-      yield from block[(np.diff(np.sort(block, axis=1), axis=1) > 0).all(axis=1)].tolist()
-    while True:
-      yield rng.permutation(workers - 1)[:size].tolist()
 
-  draws = rows()
-  return lambda worker: [other + (other >= worker) for other in next(draws)]
+class _Level:
+  """Those who wait with one number of steps. All pass a push with the same chance 1 - exp(-hazard).
+
+  So each of them has an exponential time to wait, in hazard, and the level a clock of hazard.
+  """
+
+  def __init__(self, hazard: float, push: int):
+    self.hazard, self.push, self.clock = hazard, push, 0.0
+    self.waiting: list[tuple[float, int]] = []  # a heap of (hazard at which it passes, worker)
+
+  def advance(self, push: int) -> None:
+    if push > self.push:  # not 0 times an infinite hazard
+      self.clock += self.hazard * (push - self.push)
+      self.push = push
+
+  def next_push(self) -> float:
+    """The push at which the first of them passes."""
+    left = self.waiting[0][0] - self.clock
+    return self.push + max(1, math.ceil(left / self.hazard)) if self.hazard else math.inf
+
+
+class _Sampled:
+  """Draws of all who wait at every push, exact in law without drawing them one by one.
+
+  With b workers behind, a sample of s of the n others has none of them with the chance
+  C(n - b, s) / C(n, s). A push changes b for one number of steps only, so that the push at which
+  somebody passes is known in advance until then.
+  """
+
+  def __init__(self, rng: np.random.Generator, workers: int, sample: int, slack: int):
+    self.slack, self.pushes = slack, 0
+    self.workers = workers
+    self.behind = [0]  # behind[c]: workers with less than c steps, those not listed are all
+    self.levels: dict[int, _Level] = {}
+    self.due: list[tuple[float, int]] = []  # a heap of (push, steps), with entries out of date
+    self.hazards = _hazards(workers - 1, sample)
+    self.draws = _exponentials(rng)
+
+  def pushed(self, worker: int, steps: int) -> list[int]:
+    """Those who pass when `worker` has made its push number `steps`."""
+    self.pushes += 1
+    if steps == len(self.behind):
+      self.behind.append(self.workers)
+    self.behind[steps] -= 1
+    level = self.levels.get(steps + self.slack)
+    if level is not None:
+      level.advance(self.pushes - 1)
+      level.hazard = self.hazard(steps + self.slack)
+      self.schedule(steps + self.slack)
+    passing = [worker] if self.passes(worker, steps) else []
+    return passing + sorted(self.released()) if self.due else passing
+
+  def hazard(self, steps: int) -> float:
+    return self.hazards[self.behind[max(steps - self.slack, 0)]]
+
+  def passes(self, worker: int, steps: int) -> bool:
+    """The first draw; who does not pass joins those who wait."""
+    hazard = self.hazard(steps)
+    if hazard == math.inf:
+      return True
+    left = next(self.draws) - hazard
+    if left <= 0:
+      return True
+    level = self.levels.get(steps)
+    if level is None:
+      level = self.levels[steps] = _Level(hazard, self.pushes)
+    # The level's own clock is at this push, or it is before: then the draws between are its too.
+    behind = level.hazard * (self.pushes - level.push) if level.push < self.pushes else 0.0
+    heapq.heappush(level.waiting, (level.clock + behind + left, worker))
+    if level.waiting[0][1] == worker:
+      self.schedule(steps)
+    return False
+
+  def schedule(self, steps: int) -> None:
+    push = self.levels[steps].next_push()
+    if push < math.inf:
+      heapq.heappush(self.due, (push, steps))
+
+  def released(self) -> list[int]:
+    """Those who waited and pass at this push."""
+    passing = []
+    while self.due and self.due[0][0] <= self.pushes:
+      _, steps = heapq.heappop(self.due)
+      level = self.levels.get(steps)
+      if level is None:
+        continue
+      while level.waiting and level.next_push() <= self.pushes:
+        passing.append(heapq.heappop(level.waiting)[1])
+      if level.waiting:
+        self.schedule(steps)
+      else:
+        del self.levels[steps]
+    return passing
+
+
+def _hazards(others: int, sample: int) -> list[float]:
+  """-log(1 - p) of the chance p that none of b workers is in a sample, for b = 0, 1, ..., others."""
+  chance, hazards = 1.0, []
+  for behind in range(others + 1):
+    hazards.append(-math.log1p(-chance) if chance < 1 else math.inf)
+    left = others - behind
+    chance = chance * max(left - sample, 0) / left if left else 0.0
+  return hazards
+
+
+def _exponentials(rng: np.random.Generator) -> Iterator[float]:
+  while True:
+    yield from rng.standard_exponential(1024).tolist()

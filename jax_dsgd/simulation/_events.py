@@ -27,7 +27,7 @@ def simulate_events(
   """Plays workers at a parameter server, each at its own speed.
 
   Everyone pulls at time 0. A worker computes what `policy.amount` says and pushes it; it pulls
-  again at once, or after the workers that `policy.waits` names have pushed. Events of the same time
+  again when `policy.resumes` names it: at once, or after a push of another. Events of the same time
   come in the order of workers. Availability is for rounds, and is not used.
 
   Args:
@@ -121,47 +121,30 @@ class _Run:
     return staleness, *task, self.started[worker]
 
   def play(self, events: float, until: float) -> list[Row]:
-    view, heap, waits, workers = self.view, self.heap, self.policy.waits, self.view.workers
-    waiting: dict[int, list[int]] = {}
-
-    def passes(worker: int) -> bool:
-      laggard = waits(view, worker)
-      if laggard < 0:
-        self.begin(worker, view.time)
-        return True
-      if laggard >= workers or laggard == worker:
-        raise ValueError(
-          f'{self.policy.name}: waits for worker {worker} must be another worker below {workers}, '
-          f'or -1, not {laggard}'
-        )
-      waiting.setdefault(laggard, []).append(worker)
-      return False
-
+    view, heap, resumes, workers = self.view, self.heap, self.policy.resumes, self.view.workers
     rows: list[Row] = []
     for worker in range(workers):
       rows.append((0.0, worker, False, True, 0, 0, 0, worker, 0.0))
       self.begin(worker, 0.0)
     while len(rows) < events:
       if not heap:
-        raise ValueError(f'{self.policy.name}: {_deadlock(view.time, waiting)}')
+        raise ValueError(
+          f'{self.policy.name}: deadlock at {view.time:g} s, nobody works: all {workers} workers wait'
+        )
       now, worker = heapq.heappop(heap)
       if now > until:
         break
       view.time = now
       delivered = self.push(worker)
-      rows.append((now, worker, True, passes(worker), *delivered))
-      # All who waited for this push ask again, and go in one order whatever brought them here.
-      for other in sorted(waiting.pop(worker, ())):
-        if passes(other):
+      going = resumes(view, worker)
+      rows.append((now, worker, True, worker in going, *delivered))
+      for other in going:
+        if not 0 <= other < workers or self.arrivals[other] < math.inf:
+          raise ValueError(f'{self.policy.name}: resumes must name workers that wait, not {other}')
+        self.begin(other, now)
+        if other != worker:
           rows.append((now, other, False, True, 0, 0, 0, other, now))
     return rows[: int(min(events, len(rows)))]
-
-
-def _deadlock(now: float, waiting: dict[int, list[int]]) -> str:
-  pairs = sorted((w, laggard) for laggard, ws in waiting.items() for w in ws)
-  named = ', '.join(f'worker {w} waits for worker {laggard}' for w, laggard in pairs[:3])
-  more = f' and {len(pairs) - 3} more' if len(pairs) > 3 else ''
-  return f'deadlock at {now:g} s, nobody works: {named}{more}'
 
 
 def _as_trace(rows: list[Row], workers: int) -> EventTrace:

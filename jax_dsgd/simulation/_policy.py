@@ -93,8 +93,8 @@ class Meeting(NamedTuple):
 _NOMINAL = Task()
 
 
-def _nobody_waits(view: View, worker: int) -> int:
-  return -1
+def _nobody_waits(view: View, worker: int) -> list[int]:
+  return [worker]
 
 
 def _everyone(view: View) -> np.ndarray:
@@ -114,13 +114,13 @@ def together(view: View) -> Meeting:
 class Policy(NamedTuple):
   """Who waits for whom, who is chosen, how much each does, and who meets whom.
 
-  Hooks are functions of a `View`. `simulate_events` asks `waits` and `amount`; `simulate_rounds`
+  Hooks are functions of a `View`. `simulate_events` asks `resumes` and `amount`; `simulate_rounds`
   asks `choose`, `amount` and `meet`.
 
   Attributes:
     name: what errors and reports call it.
-    waits: (view, worker) -> the worker whose next push it must wait for, before it is asked again;
-      -1 to go on. Asked when `worker` has pushed.
+    resumes: (view, worker) -> the workers that pull and go on now that `worker` has pushed, in this
+      order: itself, some that wait since a push before, or nobody. Who is not named waits.
     choose: view -> [W] bool, who begins new work this round, if it is idle and up.
     amount: (view, worker) -> the `Task` that this worker begins.
     meet: view -> `Meeting`, asked in every round in which somebody works.
@@ -133,7 +133,7 @@ class Policy(NamedTuple):
   """
 
   name: str
-  waits: Callable[[View, int], int] = _nobody_waits
+  resumes: Callable[[View, int], list[int]] = _nobody_waits
   choose: Callable[[View], np.ndarray] = _everyone
   amount: Callable[[View, int], Task] = _nominal
   meet: Callable[[View], Meeting] = together

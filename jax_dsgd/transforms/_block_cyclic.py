@@ -34,7 +34,8 @@ def average_by_block(
 ) -> optax.GradientTransformationExtraArgs:
   """Keeps for every block of data the mean of the models that its rounds ended with.
 
-      at the end of a round of block m:   model_m <- r/(r+1) model_m + params'/(r+1);   r_m <- r_m + 1
+      at the end of a round of block m
+          model_m <- r_m / (r_m + 1) model_m + params' / (r_m + 1);   r_m <- r_m + 1
 
   Training is that of `local`; the means are what is used on a block.
 
@@ -109,7 +110,8 @@ def choose_chain_by_block(
     does, twice, and 4 bytes a step. State: three copies of the model a block.
 
   Raises:
-    ValueError: blocks below 1, a `local` that is not `local_steps` (at init), no params, no grad_fn.
+    ValueError: blocks below 1, a `local` that is not `local_steps` (at init), no params, no
+      grad_fn.
   """
   _require_blocks(blocks)
   local = optax.with_extra_args_support(local)

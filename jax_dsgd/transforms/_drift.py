@@ -81,12 +81,12 @@ def renew_drift_correction(axis_name: str) -> AtMeeting:
   """
 
   def renew(state: DriftState) -> DriftState:
-    fresh = lambda own, shared, total: own - shared + total / jnp.maximum(state.steps, 1)  # noqa: E731
-    own = jax.tree.map(
-      lambda old, new: jnp.where(state.active, new, old),
-      state.own,
-      jax.tree.map(fresh, state.own, state.shared, state.total),
-    )
+    steps = jnp.maximum(state.steps, 1)
+
+    def fresh(own: jax.Array, shared: jax.Array, total: jax.Array) -> jax.Array:
+      return jnp.where(state.active, own - shared + total / steps, own)
+
+    own = jax.tree.map(fresh, state.own, state.shared, state.total)
     workers = collectives.worker_count(axis_name)
     sent = ledger.payload_bytes(own) if workers > 1 else 0
     meter = ledger.add(state.bytes_sent, sent)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -141,14 +141,12 @@ def ascend_dual(
     start = collectives.crossing(params)
     collectives.require_varying(start, axis_name)
 
-    def descend(carry: Any, _: Any) -> Any:
-      t, inner = carry
-      gradient = collectives.crossing(grad_fn(collectives.fill(t, params)))
-      slope = jax.tree.map(lambda g, x: (g - x).astype(g.dtype), gradient, state.price)
-      way, inner = solver.update(slope, inner)
-      return (optax.apply_updates(t, way), inner), None
-
-    (t, _), _ = jax.lax.scan(descend, (start, solver.init(start)), None, length=inner_steps)
+    slope = lambda t: jax.tree.map(  # noqa: E731
+      lambda g, x: (g - x).astype(g.dtype),
+      collectives.crossing(grad_fn(collectives.fill(t, params))),
+      state.price,
+    )
+    t = _descended(start, slope, solver, inner_steps)
     limit = lazy * jnp.mean(state.steps)
     own, received, sent = exchange.send(
       t, state.exchange, memory=memory, channel=channel, trigger=lambda squared, _: squared > limit
@@ -162,6 +160,17 @@ def ascend_dual(
     return collectives.fill(way, updates), after
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _descended(
+  start: Any, slope: Callable[[Any], Any], solver: optax.GradientTransformation, steps: int
+) -> Any:
+  def descend(carry: Any, _: Any) -> Any:
+    t, inner = carry
+    way, inner = solver.update(slope(t), inner)
+    return (optax.apply_updates(t, way), inner), None
+
+  return jax.lax.scan(descend, (start, solver.init(start)), None, length=steps)[0][0]
 
 
 def _spectrum(topology: topologies.Topology, rounds: Sequence[float]) -> tuple[float, float]:

@@ -77,7 +77,7 @@ def local_steps(
     period: steps a round, an int >= 1, or a schedule from the round (int32, from 0) to its steps
       (below 1 counts as 1).
     delay: steps that v is on its way, from 0 to the period.
-    pull: how far workers go to the anchor, in (0, 1].
+    pull: how far workers go to the anchor, in (0, 1]; below 1 with a delay of a whole period.
     phases: from a leaf's path and shape to the steps of the round (from 0) after which it meets.
     meet_before_step: whether workers meet where they are, and then apply u: delta = anchor - params
       and params' = params + pull (anchor' - params) + u.
@@ -93,8 +93,9 @@ def local_steps(
 
   Raises:
     ValueError: a period below 1 or not an integer, a delay outside [0, period], a pull outside
-      (0, 1], a delay or phases with a period that is a schedule; a leaf without phases, or with one
-      outside of the round (at init, naming the leaf); no params.
+      (0, 1] or one of 1 with a delay of a whole period, a delay or phases with a period that is a
+      schedule; a leaf without phases, or with one outside of the round (at init, naming the leaf);
+      no params.
 
   >>> from jax_dsgd import transforms
   >>> outer = optax.chain(transforms.mean_over('workers'), optax.sgd(1.0))
@@ -129,44 +130,45 @@ def local_steps(
     if params is None:
       raise ValueError('local_steps moves parameters: call update(updates, state, params)')
     stepped, inner_state = inner.update(updates, state.inner, params, **extra)
-    steps = getattr(extra.get('control'), 'steps', None)
-    if steps is not None:
-      works = lambda x, y: jnp.where(state.step < steps, x, y)  # noqa: E731
-      rests = jax.tree.map(jnp.zeros_like, stepped), state.inner
-      stepped, inner_state = jax.tree.map(works, (stepped, inner_state), rests)
+    stepped, inner_state = _in_time(stepped, inner_state, state, extra.get('control'))
     here, way = collectives.crossing(params), collectives.crossing(stepped)
     collectives.require_same_leaves(here, state.anchor, 'anchor')
     # As precise as the parameters: the way back to the anchor must end there, on all workers.
     way = jax.tree.map(lambda u, x: u.astype(jnp.promote_types(u.dtype, x.dtype)), way, here)
 
-    ways, anchors, pendings, outers = [], [], [], []
+    pieces = []
     states = state.outer if phases else (state.outer,)
     for (own, part), outer_state in zip(when.fragments(here), states, strict=True):
       moved = part(way), part(state.anchor), part(state.pending) if delay else (), outer_state
-      moved = meet(part(here), moved, when.launches(state, own), when.arrives(state, own), extra)
-      for kept, piece in zip((ways, anchors, pendings, outers), moved, strict=True):
-        kept.append(piece)
+      at = when.launches(state, own), when.arrives(state, own)
+      pieces.append(meet(part(here), moved, *at, extra))
+    ways, anchors, pendings, outers = zip(*pieces, strict=True)
     way, anchor = _joined(ways, way), _joined(anchors, state.anchor)
     pending = _joined(pendings, state.pending) if delay else ()
 
     ends = when.ends(state)
     if at_meeting is not keep:
-      there = collectives.fill(
-        jax.tree.map(lambda x, u: (x + u).astype(x.dtype), here, way), params
-      )
-      changed = lambda: collectives.vary_like(at_meeting(inner_state, there), inner_state)  # noqa: E731
-      inner_state = jax.lax.cond(ends, changed, lambda: inner_state)
-    after = LocalStepsState(
-      jnp.where(ends, 0, state.step + 1),
-      state.round + ends.astype(jnp.int32),
-      anchor,
-      pending,
-      inner_state,
-      tuple(outers) if phases else outers[0],
-    )
-    return collectives.fill(way, stepped), after
+      there = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), here, way)
+      there = collectives.fill(there, params)
+      met = lambda old: collectives.vary_like(at_meeting(old, there), old)  # noqa: E731
+      inner_state = jax.lax.cond(ends, met, lambda old: old, inner_state)
+    counters = jnp.where(ends, 0, state.step + 1), state.round + ends.astype(jnp.int32)
+    kept = anchor, pending, inner_state, outers if phases else outers[0]
+    return collectives.fill(way, stepped), LocalStepsState(*counters, *kept)
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _in_time(
+  stepped: Any, inner_state: Any, state: LocalStepsState, control: Any
+) -> tuple[Any, Any]:
+  """The step and the inner state after it, or no step where the worker has no time for it."""
+  steps = getattr(control, 'steps', None)
+  if steps is None:
+    return stepped, inner_state
+  works = lambda x, y: jnp.where(state.step < steps, x, y)  # noqa: E731
+  rests = jax.tree.map(jnp.zeros_like, stepped), state.inner
+  return jax.tree.map(works, (stepped, inner_state), rests)
 
 
 class _When:
@@ -198,14 +200,14 @@ class _When:
     own = tuple(sorted(set(given)))
     if not own or not all(isinstance(p, numbers.Integral) and 0 <= p < self._period for p in own):
       raise ValueError(
-        f'local_steps got phases {given!r} for leaf {path!r}; accepted are one or more steps of the '
-        f'round, from 0 to {self._period - 1}: a leaf without any would never meet'
+        f'local_steps got phases {given!r} for leaf {path!r}; accepted are one or more steps of '
+        f'the round, from 0 to {self._period - 1}: a leaf without any would never meet'
       )
     gaps = np.diff([*own, own[0] + self._period])
     if self._delay > gaps.min():
       raise ValueError(
-        f'local_steps got phases {given!r} for leaf {path!r} and delay={self._delay}: it would meet '
-        'again before what it sent has arrived'
+        f'local_steps got phases {given!r} for leaf {path!r} and delay={self._delay}: it would '
+        'meet again before what it sent has arrived'
       )
     return own
 
@@ -302,3 +304,8 @@ def _check(period: Period, delay: int, pull: float, phases: Phases | None) -> No
     raise ValueError(f'local_steps got delay={delay!r}; accepted are at most period={period} steps')
   if isinstance(pull, bool) or not isinstance(pull, numbers.Real) or not 0 < pull <= 1:
     raise ValueError(f'local_steps got pull={pull!r}; accepted are numbers in (0, 1]')
+  if pull == 1 and delay == period:
+    raise ValueError(
+      f'local_steps got pull={pull!r} and delay={delay!r} of a whole period: workers would go back to '
+      'where the round began; accepted is a pull in (0, 1)'
+    )

@@ -13,7 +13,7 @@ from jax_dsgd.transforms._local import Period
 
 
 class LocalUnitsState(NamedTuple):
-  """The state of `in_local_units`: the local step and round that follow, int32, and the inner one."""
+  """The state of `in_local_units`: local steps and rounds so far, int32, and the inner state."""
 
   step: jax.Array
   round: jax.Array
@@ -28,8 +28,8 @@ def in_local_units(
   """Runs an outer transform on sums of gradients instead of ways: `v = lr T(delta / lr)`.
 
   A pseudo-gradient `delta = anchor - params` is a way, in the units of the parameters, and about
-  `lr` times the sum of a round's gradients. Divided by lr it does not shrink with the local rate, so
-  a momentum mixes rounds of different rates as equals; the result, times lr, does.
+  `lr` times the sum of a round's gradients. Divided by lr it does not shrink with the local rate,
+  so a momentum mixes rounds of different rates as equals; the result, times lr, does.
 
   Args:
     tx: an outer transform, that gives ways to go (downhill) for gradients.

@@ -82,19 +82,16 @@ def mix_without_waiting(
     collectives.require_varying(here, axis_name)
     y = optax.tree.cast_like(moved(params, updates), here)
     late = getattr(extra.get('control'), 'late', None)
-    buffer = y
-    if late is not None:
-      buffer = jax.tree.map(lambda b, y: jnp.where(late, b, y), state.buffer, y)
+    buffer = y if late is None else _where(late, state.buffer, y)
 
     def over(channel: exchange.Channel, values: Any) -> Any:
-      _, received, sent = exchange.send(values, state.exchange, memory=memory, channel=channel)
-      return received, sent
+      return exchange.send(values, state.exchange, memory=memory, channel=channel)[1:]
 
     def in_group() -> Any:
       mixed, sent = over(groups, buffer)
       if late is not None:
         joined = lambda m, y: (group_size * m + y) / (group_size + 1)  # noqa: E731
-        mixed = jax.tree.map(lambda m, y: jnp.where(late, joined(m, y), m), mixed, y)
+        mixed = _where(late, jax.tree.map(joined, mixed, y), mixed)
       mixed = jax.tree.map(_wide_like, mixed, y)
       return collectives.vary_like((mixed, sent, buffer), like)
 
@@ -109,6 +106,10 @@ def mix_without_waiting(
     return as_updates(way, updates, params), WaitAvoidingState(buffer, sent)
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _where(late: jax.Array, then: Any, otherwise: Any) -> Any:
+  return jax.tree.map(lambda x, y: jnp.where(late, x, y), then, otherwise)
 
 
 def _wide_like(x: jax.Array, like: jax.Array) -> jax.Array:
