@@ -227,7 +227,7 @@ def mean_of_payloads(tree: Any, axis_name: str) -> Any:
   return _through_flat_buffers(average, tree, word_of=lambda dtype: dtype)
 
 
-def uniform(flag: jax.Array, axis_name: str) -> jax.Array:
+def uniform(flag: jax.typing.ArrayLike, axis_name: str) -> jax.Array:
   """A flag or an integer that all workers agree on, known to be one value where that is free.
 
   Under `vmap` a condition on a value that has a row a worker is a selection: all branches are
@@ -235,7 +235,7 @@ def uniform(flag: jax.Array, axis_name: str) -> jax.Array:
   (without check_vma, and under `pmap`, it costs an all-reduce of 4 bytes).
   """
   if _tracked(axis_name):
-    return flag
+    return jnp.asarray(flag)
   agreed = jax.lax.pmax(jnp.asarray(flag, jnp.int32), axis_name)
   return agreed.astype(jnp.asarray(flag).dtype)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 
+import jax
 import optax
 
 from jax_dsgd import transforms
@@ -62,7 +63,8 @@ def slow_mo(
 
       u <- b u + (x_0 - mean x) / lr;   x_0 <- x_0 - a lr u
 
-  It is faster than local SGD and has the same fixed point: the bias on heterogeneous data stays.
+  It is faster than local SGD where lr is small, and has the same fixed point: the bias on
+  heterogeneous data stays.
 
   Args:
     learning_rate: lr, a float or a schedule of the local step.
@@ -212,7 +214,7 @@ def streaming_diloco(
       f'streaming_diloco got fragments={fragments!r}; accepted are divisors of period={period}'
     )
 
-  def phases(path: str, like: object) -> list[int]:
+  def phases(path: str, like: jax.ShapeDtypeStruct) -> list[int]:
     own = list(fragment(path, like))
     if not own or not all(0 <= f < fragments for f in own):
       raise ValueError(
@@ -283,7 +285,8 @@ def dream_ddp(
       x_l <- mean_w x_l + u_l   at steps of the round that are phases of leaf l
       x_l <- x_l + u_l          at the others
 
-  Communication is spread over the round, so that backward passes can hide it.
+  Communication is spread over the round, so that backward passes can hide it. Workers are never as
+  far apart as at the end of a round of local SGD, and never at one point.
 
   Args:
     inner: the local optimizer.

@@ -79,6 +79,7 @@ class _Level:
 
   def __init__(self, hazard: float, push: int):
     self.hazard, self.push, self.clock = hazard, push, 0.0
+    self.due = math.inf  # the push at which the first of them passes, as it was scheduled last
     self.waiting: list[tuple[float, int]] = []  # a heap of (hazard at which it passes, worker)
 
   def advance(self, push: int) -> None:
@@ -121,7 +122,7 @@ class _Sampled:
       level.hazard = self.hazard(steps + self.slack)
       self.schedule(steps + self.slack)
     passing = [worker] if self.passes(worker, steps) else []
-    return passing + sorted(self.released()) if self.due else passing
+    return passing + self.released() if self.due else passing
 
   def hazard(self, steps: int) -> float:
     return self.hazards[self.behind[max(steps - self.slack, 0)]]
@@ -145,17 +146,19 @@ class _Sampled:
     return False
 
   def schedule(self, steps: int) -> None:
-    push = self.levels[steps].next_push()
-    if push < math.inf:
+    level = self.levels[steps]
+    push = level.next_push()
+    if push != level.due and push < math.inf:
       heapq.heappush(self.due, (push, steps))
+    level.due = push
 
   def released(self) -> list[int]:
     """Those who waited and pass at this push."""
     passing = []
     while self.due and self.due[0][0] <= self.pushes:
-      _, steps = heapq.heappop(self.due)
+      push, steps = heapq.heappop(self.due)
       level = self.levels.get(steps)
-      if level is None:
+      if level is None or level.due != push:
         continue
       while level.waiting and level.next_push() <= self.pushes:
         passing.append(heapq.heappop(level.waiting)[1])
@@ -163,7 +166,7 @@ class _Sampled:
         self.schedule(steps)
       else:
         del self.levels[steps]
-    return passing
+    return sorted(passing)
 
 
 def _hazards(others: int, sample: int) -> list[float]:

@@ -55,15 +55,14 @@ def average_by_block(
   local = optax.with_extra_args_support(local)
 
   def init(params: optax.Params) -> BlockAverageState:
-    inner = local.init(params)
-    _require_local(inner)
+    inner = _started(local, params)
     counts = collectives.vary_with(jnp.zeros(blocks, jnp.int32), params)
     return BlockAverageState(_rows(params, blocks), counts, inner)
 
   def update(
     updates: Any, state: Any, params: Any = None, **extra: Any
   ) -> tuple[Any, BlockAverageState]:
-    updates, inner = local.update(updates, state.inner, params, **extra)
+    updates, inner = _step(local, updates, state.inner, params, extra)
     model = jax.tree.map(jnp.add, collectives.crossing(params), collectives.crossing(updates))
     ended = inner.round > state.inner.round
     models, counts = _averaged(state.models, state.counts, model, block(state.inner.round), ended)
@@ -117,8 +116,7 @@ def choose_chain_by_block(
   local = optax.with_extra_args_support(local)
 
   def init(params: optax.Params) -> ChainsState:
-    state = local.init(params)
-    _require_local(state)
+    state = _started(local, params)
     counts = collectives.vary_with(jnp.zeros(blocks, jnp.int32), params)
     stack = lambda tree: jax.tree.map(lambda x: jnp.stack([x] * blocks), tree)  # noqa: E731
     return ChainsState(_rows(params, blocks), counts, stack(params), state, stack(state))
@@ -133,7 +131,7 @@ def choose_chain_by_block(
       )
     m = block(state.mixed.round)
     extra = {**extra, 'grad_fn': grad_fn}
-    updates, mixed = local.update(updates, state.mixed, params, **extra)
+    updates, mixed = _step(local, updates, state.mixed, params, extra)
     chain, own = (_row(tree, m) for tree in (state.chains, state.separate))
     way, own = local.update(grad_fn(chain), own, chain, **extra)
     chain, through = _stepped(chain, way), _stepped(params, updates)
@@ -156,9 +154,21 @@ def _require_blocks(blocks: int) -> None:
     raise ValueError(f'blocks={blocks!r}; accepted are integers >= 1')
 
 
-def _require_local(state: Any) -> None:
+def _started(local: optax.GradientTransformationExtraArgs, params: Any) -> LocalStepsState:
+  state = local.init(params)
   if not isinstance(state, LocalStepsState):
     raise ValueError(f'accepted are local_steps transforms, whose state is not {type(state)}')
+  return state
+
+
+def _step(
+  local: optax.GradientTransformationExtraArgs,
+  updates: Any,
+  state: Any,
+  params: Any,
+  extra: dict[str, Any],
+) -> tuple[Any, Any]:
+  return local.update(updates, state, params, **extra)
 
 
 def _rows(params: Any, blocks: int) -> Any:

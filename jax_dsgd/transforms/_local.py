@@ -176,13 +176,14 @@ class _When:
 
   def __init__(self, period: Period, delay: int, phases: Phases | None):
     self._period, self._delay, self._phases = period, delay, phases
+    self._steps = 0 if callable(period) else int(period)
 
   def fragments(self, tree: Any) -> list[tuple[tuple[int, ...], Callable[[Any], Any]]]:
     """The leaves that meet together: their phases, and what takes them out of a tree."""
     if self._phases is None:
       return [((), lambda tree: tree)]
     paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    own = [self._checked(collectives.leaf_name(path), x) for path, x in paths]
+    own = [self._checked(self._phases, collectives.leaf_name(path), x) for path, x in paths]
 
     def part(key: tuple[int, ...]) -> Callable[[Any], Any]:
       def take(tree: Any) -> Any:
@@ -194,16 +195,15 @@ class _When:
 
     return [(key, part(key)) for key in sorted(set(own))]
 
-  def _checked(self, path: str, x: Any) -> tuple[int, ...]:
-    assert self._phases is not None
-    given = self._phases(path, jax.ShapeDtypeStruct(x.shape, x.dtype))
+  def _checked(self, phases: Phases, path: str, x: Any) -> tuple[int, ...]:
+    given = phases(path, jax.ShapeDtypeStruct(x.shape, x.dtype))
     own = tuple(sorted(set(given)))
-    if not own or not all(isinstance(p, numbers.Integral) and 0 <= p < self._period for p in own):
+    if not own or not all(isinstance(p, numbers.Integral) and 0 <= p < self._steps for p in own):
       raise ValueError(
         f'local_steps got phases {given!r} for leaf {path!r}; accepted are one or more steps of '
-        f'the round, from 0 to {self._period - 1}: a leaf without any would never meet'
+        f'the round, from 0 to {self._steps - 1}: a leaf without any would never meet'
       )
-    gaps = np.diff([*own, own[0] + self._period])
+    gaps = np.diff([*own, own[0] + self._steps])
     if self._delay > gaps.min():
       raise ValueError(
         f'local_steps got phases {given!r} for leaf {path!r} and delay={self._delay}: it would '
@@ -224,8 +224,8 @@ class _When:
     if not self._delay:
       return self.launches(state, own)
     sent = state.step - self._delay
-    due = _is_among(sent % self._period, own or (self._period - 1,))
-    return due & ((state.round * self._period + sent >= 0) | (self._delay == self._period))
+    due = _is_among(sent % self._steps, own or (self._steps - 1,))
+    return due & ((state.round * self._steps + sent >= 0) | (self._delay == self._steps))
 
 
 def _is_among(step: jax.Array, steps: Sequence[int]) -> jax.Array:

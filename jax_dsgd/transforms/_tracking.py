@@ -183,7 +183,7 @@ def quasi_global_momentum(
   def update(
     updates: Any, state: Any, params: Any = None, **extra: Any
   ) -> tuple[Any, QuasiGlobalState]:
-    rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+    rate: Any = learning_rate(state.count) if callable(learning_rate) else learning_rate
     step = lambda g, m: -rate * (g + momentum * m)  # noqa: E731
     ahead = jax.tree.map(step, collectives.crossing(updates), state.momentum)
     way, mixed = mix.update(collectives.fill(ahead, updates), state.mix, params, **extra)
