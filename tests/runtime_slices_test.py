@@ -173,8 +173,8 @@ def test_a_replicated_leaf_agrees_on_all_devices_of_a_worker(sharded_runs, name)
 def test_per_shard_passes_extra_arguments_on():
   workers = slices()
 
-  def update(updates, state, params=None, *, control):
-    return jax.tree.map(lambda u: control * u, updates), state
+  def update(updates, state, params=None, *, scale):
+    return jax.tree.map(lambda u: scale * u, updates), state
 
   tx = workers.per_shard(
     optax.chain(
@@ -184,8 +184,8 @@ def test_per_shard_passes_extra_arguments_on():
     SPECS,
   )
 
-  def one(updates, state, control):
-    return tx.update(updates, state, control=control)[0]
+  def one(updates, state, scale):
+    return tx.update(updates, state, scale=scale)[0]
 
   updates = on_slices(workers, jax.tree.map(np.ones_like, whole_problem()))
   state = workers.spmd(tx.init)(updates)

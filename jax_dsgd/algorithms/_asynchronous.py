@@ -22,8 +22,8 @@ def async_sgd(
 
   >>> server = async_sgd(0.1)
 
-  Reference: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012; the discount is that of
-    Xie, Koyejo, Gupta, arXiv 1903.03934.
+  Reference: Dean et al., "Large Scale Distributed Deep Networks", NIPS 2012; the discount is that
+    of Xie, Koyejo, Gupta, arXiv 1903.03934.
   """
   discount = transforms.discount_staleness(staleness_power)
   return servers.ParameterServer(optax.sgd(learning_rate), optax.chain(discount, optax.scale(-1.0)))
@@ -59,9 +59,9 @@ def async_local_sgd(
 ) -> servers.ParameterServer:
   """Asynchronous local SGD with delayed Nesterov momentum (DN).
 
-  Local steps come from the trace: `simulation.dynamic_local_updates` gives slow workers fewer (DyLU)
-  and lets each task take the shard that was visited least, without which every asynchronous form
-  settles at a biased point.
+  Local steps come from the trace: `simulation.dynamic_local_updates` gives slow workers fewer
+  (DyLU) and lets each task take the shard that was visited least, without which every asynchronous
+  form settles at a biased point.
 
   Args:
     inner: the local optimizer; its state and step count belong to the shard of data.
@@ -104,17 +104,20 @@ def fed_buff(
 
 
 def dap_sgd(
-  learning_rate: float, prox: Prox, *, estimator: optax.GradientTransformation | None = None
+  learning_rate: optax.ScalarOrSchedule,
+  prox: Prox,
+  *,
+  estimator: optax.GradientTransformation | None = None,
 ) -> servers.ParameterServer:
   """DAP-SGD: the proximal step is the worker's, and the server only adds.
 
       x' = prox(x_then - lr g(x_then));   x <- x + x' - x_then
 
-  At the optimum nothing moves. Where prox sets entries to zero (l1), a constant rate with a delay may
-  cycle for ever: an entry at zero obeys x+ = x - x_then.
+  At the optimum nothing moves. Where prox sets entries to zero (l1), a constant rate with a delay
+  may cycle for ever: an entry at zero obeys x+ = x - x_then.
 
   Args:
-    learning_rate: lr.
+    learning_rate: lr, a float or a schedule of the steps on a shard of data.
     prox: of h, see `transforms.proximal`.
     estimator: None, or a transform of gradients; `transforms.reduce_variance` makes it DAP-SVRG.
 
@@ -134,11 +137,11 @@ def dap_sgd(
   return servers.ParameterServer(inner, optax.scale(-1.0))
 
 
-def tap_sgd(learning_rate: float, prox: Prox) -> servers.ParameterServer:
+def tap_sgd(learning_rate: optax.ScalarOrSchedule, prox: Prox) -> servers.ParameterServer:
   """TAP-SGD: workers push gradients and the server carries the proximal step; see `dap_sgd`.
 
   Args:
-    learning_rate: lr.
+    learning_rate: lr, a float or a schedule of the server's pushes.
     prox: of h, see `transforms.proximal`.
 
   Returns:
@@ -148,8 +151,8 @@ def tap_sgd(learning_rate: float, prox: Prox) -> servers.ParameterServer:
 
   Reference: the baseline of Li, Xu, Zhong, Ling, arXiv 1605.06619.
   """
-  outer = optax.chain(optax.scale(-1.0), transforms.proximal(prox, learning_rate))
-  return servers.ParameterServer(optax.sgd(learning_rate), outer)
+  outer = optax.chain(optax.sgd(learning_rate), transforms.proximal(prox, learning_rate))
+  return servers.ParameterServer(optax.sgd(1.0), outer)
 
 
 def dgs(

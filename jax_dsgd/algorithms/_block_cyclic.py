@@ -63,7 +63,7 @@ def mc_psgd(
 
   Returns:
     A transform that needs `params` and `grad_fn`; `optax.tree.get(state, 'models')` holds the model
-    of each block. Sends the model twice a round. State: three copies of the model a block.
+    of each block. Sends the model twice a round. State: three copies of the model a block, and one.
 
   >>> tx = mc_psgd(0.1, 8, axis_name='workers', block=lambda round: round // 10 % 2, blocks=2)
 

@@ -15,7 +15,7 @@ Prox = Callable[[Any, jax.typing.ArrayLike], Any]
 
 
 class DelayedNesterovState(NamedTuple):
-  """The state of `delayed_nesterov`: pushes since the last momentum step, their sum, the momentum."""
+  """The state of `delayed_nesterov`: a count of pushes, their sum in the block, the momentum."""
 
   count: jax.Array
   total: Any
@@ -136,7 +136,7 @@ def _told(extra: dict[str, Any], field: str, name: str) -> Any:
   return value
 
 
-def proximal(prox: Prox, learning_rate: float) -> optax.GradientTransformation:
+def proximal(prox: Prox, learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
   """Ends a step with a proximal operator: `u' = prox(x + u, lr) - x`.
 
   At the optimum of `f + h` it does not move. Placed at the worker it decouples the operator from
@@ -144,10 +144,10 @@ def proximal(prox: Prox, learning_rate: float) -> optax.GradientTransformation:
 
   Args:
     prox: `(x, lr) -> argmin_z h(z) + |z - x|^2 / (2 lr)`, on the whole tree.
-    learning_rate: lr.
+    learning_rate: lr, a float or a schedule of the step.
 
   Returns:
-    A transform that needs `params`; last in a chain. State: none.
+    A transform that needs `params`; last in a chain. State: a count of steps.
 
   >>> soft = lambda x, lr: jax.tree.map(lambda x: jnp.sign(x) * jnp.maximum(abs(x) - lr, 0), x)
   >>> tx = optax.chain(optax.sgd(0.1), proximal(soft, 0.1))
@@ -159,13 +159,18 @@ def proximal(prox: Prox, learning_rate: float) -> optax.GradientTransformation:
     Stochastic Gradient Descent", arXiv 1605.06619.
   """
 
+  def init(params: optax.Params) -> optax.ScaleByScheduleState:
+    return optax.ScaleByScheduleState(collectives.vary_with(jnp.zeros((), jnp.int32), params))
+
   def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
     if params is None:
       raise ValueError('proximal moves parameters: call update(updates, state, params)')
-    there = prox(jax.tree.map(jnp.add, params, updates), learning_rate)
-    return jax.tree.map(lambda z, x: (z - x).astype(x.dtype), there, params), state
+    rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+    there = prox(jax.tree.map(jnp.add, params, updates), rate)
+    way = jax.tree.map(lambda z, x: (z - x).astype(x.dtype), there, params)
+    return way, optax.ScaleByScheduleState(state.count + 1)
 
-  return optax.GradientTransformation(optax.init_empty_state, update)
+  return optax.GradientTransformation(init, update)
 
 
 class SvrgState(NamedTuple):

@@ -106,7 +106,7 @@ def choose_chain_by_block(
 
   Returns:
     A transform that needs `params` (the chain through all blocks) and `grad_fn`. Sends what `local`
-    does, twice, and 4 bytes a step. State: three copies of the model a block.
+    does, twice, and 4 bytes a step. State: three copies of the model a block, and one more.
 
   Raises:
     ValueError: blocks below 1, a `local` that is not `local_steps` (at init), no params, no
@@ -188,6 +188,9 @@ def _row(tree: Any, m: jax.Array) -> Any:
 def _averaged(
   models: Any, counts: jax.Array, model: Any, m: jax.Array, ended: jax.Array
 ) -> tuple[Any, jax.Array]:
-  share = jnp.where(ended, 1 / (counts[m] + 1), 0)
-  models = jax.tree.map(lambda rows, x: rows.at[m].add(share * (x - rows[m])), models, model)
-  return models, counts.at[m].add(ended.astype(jnp.int32))
+  rounds = counts[m] + 1
+
+  def take_in(rows: jax.Array, x: jax.Array) -> jax.Array:
+    return rows.at[m].add(jnp.where(ended, (x - rows[m]) / rounds, 0))
+
+  return jax.tree.map(take_in, models, model), counts.at[m].add(ended.astype(jnp.int32))

@@ -134,7 +134,13 @@ def pull_to_start(strength: float) -> optax.GradientTransformationExtraArgs:
 
 def renew_start(state: Any, params: Any) -> Any:
   """The start of the next round for `pull_to_start`: where the meeting led to. For `at_meeting`."""
-  return _each(ProximalState, lambda _: ProximalState(collectives.crossing(params)), state)
+  # By path: a mask leaves holes in the state.
+  here = dict(jax.tree_util.tree_leaves_with_path(params))
+  return _each(
+    ProximalState,
+    lambda s: jax.tree_util.tree_map_with_path(lambda path, old: here[path[1:]], s),
+    state,
+  )
 
 
 class RecursiveState(NamedTuple):

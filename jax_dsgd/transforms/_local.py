@@ -306,6 +306,6 @@ def _check(period: Period, delay: int, pull: float, phases: Phases | None) -> No
     raise ValueError(f'local_steps got pull={pull!r}; accepted are numbers in (0, 1]')
   if pull == 1 and delay == period:
     raise ValueError(
-      f'local_steps got pull={pull!r} and delay={delay!r} of a whole period: workers would go back to '
-      'where the round began; accepted is a pull in (0, 1)'
+      f'local_steps got pull={pull!r} and delay={delay!r} of a whole period: workers would go back '
+      'to where the round began; accepted is a pull in (0, 1)'
     )

@@ -16,16 +16,18 @@ _NEVER = 2**31 - 1  # steps of a round that does not end
 def growing_period(growth: float) -> Callable[[jax.Array], jax.Array]:
   """Rounds that grow linearly: the i-th meeting comes after `ceil(a i (i + 1) / 2)` steps, i >= 1.
 
-  T steps hold about `sqrt(2 T / a)` meetings, so R meetings need `a = 2 T / R^2`.
+  T steps hold about `sqrt(2 T / a)` meetings, so R meetings need `a = 2 T / R^2`. Where a is so
+  small that two meetings would fall on one step, the later one comes a step later.
 
   Args:
-    growth: a > 0; a round is a steps longer than the one before.
+    growth: a > 0, rounded to a fraction of a denominator up to 64; a round is a steps longer than
+      the one before.
 
   Returns:
     A schedule from the round (from 0) to its steps, in exact integers up to 2^31 steps.
 
   Raises:
-    ValueError: a growth that is not positive.
+    ValueError: a growth that is not a positive number, or rounds to 0.
 
   >>> [int(growing_period(1.5)(i)) for i in range(4)]  # meetings after 2, 5, 9, 15 steps
   [2, 3, 4, 6]
@@ -33,9 +35,10 @@ def growing_period(growth: float) -> Callable[[jax.Array], jax.Array]:
   Reference: Spiridonoff, Olshevsky, Paschalidis, "Communication-efficient SGD: From Local SGD to
     One-Shot Averaging", arXiv 2106.04759.
   """
-  if isinstance(growth, bool) or not isinstance(growth, numbers.Real) or not growth > 0:
-    raise ValueError(f'growing_period got growth={growth!r}; accepted are numbers > 0')
-  ratio = fractions.Fraction(growth).limit_denominator(64)
+  number = isinstance(growth, numbers.Real) and not isinstance(growth, bool)
+  ratio = fractions.Fraction(growth).limit_denominator(64) if number and 0 < growth < _NEVER else 0
+  if not ratio:
+    raise ValueError(f'growing_period got growth={growth!r}; accepted are numbers > 1/128')
   whole, rest = divmod(ratio.numerator, ratio.denominator)
   # ceil(rest i (i + 1) / (2 q)) without the square: i = 2 q m + j has the same remainder as j.
   cycle = 2 * ratio.denominator
@@ -85,10 +88,16 @@ def post_local_period(start: int, period: int) -> Callable[[jax.Array], jax.Arra
   Returns:
     A schedule from the round (from 0) to its steps.
 
+  Raises:
+    ValueError: a start below 0, a period below 1, or one that is not an integer.
+
   >>> [int(post_local_period(2, 8)(i)) for i in range(4)]
   [1, 1, 8, 8]
 
   Reference: Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", arXiv
     1808.07217.
   """
+  for name, steps, least in (('start', start, 0), ('period', period, 1)):
+    if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < least:
+      raise ValueError(f'post_local_period got {name}={steps!r}; accepted are integers >= {least}')
   return lambda round_: jnp.where(round_ < start, 1, period)

@@ -61,8 +61,8 @@ def mix_groups(*, axis_name: str) -> optax.GradientTransformationExtraArgs:
 
   Returns:
     A transform that needs `params` and `control`; last in a chain. In one program the model crosses
-    twice in pieces, as in an all-reduce; counted is a ring all-reduce inside the group, `2 (g - 1) /
-    g` models.
+    twice in pieces, as in an all-reduce; counted is a ring all-reduce inside the group,
+    `2 (g - 1) / g` models.
 
   Raises:
     ValueError: no params, no control.
@@ -110,7 +110,7 @@ def _group_matrix(
 
 
 class LateState(NamedTuple):
-  """The state of `fold_late` and `substitute_missing`: what comes in the next step, and bytes sent."""
+  """The state of `fold_late` and `substitute_missing`: what comes next, and bytes sent."""
 
   late: Any
   bytes_sent: jax.Array
@@ -210,7 +210,7 @@ def coded_sum(code: codes.GradientCode, *, axis_name: str) -> optax.GradientTran
 
   a are the decoding weights of those who are alive, out of a table of all patterns. With more
   missing than the code can bear, updates are NaN on every worker and the step counts as a failure:
-  wrap the chain in `skip_nonfinite`.
+  what comes after it in the chain belongs into `skip_nonfinite`.
 
   Args:
     code: of the workers; its matrix B says which parts each computes.

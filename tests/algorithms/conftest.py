@@ -37,10 +37,13 @@ class Quadratics:
     """Of workers at their rows, float64 [W, D]."""
     return np.einsum('wij,wj->wi', self.A, x - self.best) + self.b
 
-  def solve(self, tx, steps):
+  def solve(self, tx, steps, dtype=np.float32):
     """From 0: models after each step [steps, W, D], updates like them, and the last state."""
-    tx = optax.with_extra_args_support(tx)
-    best = jnp.asarray(self.best, jnp.float32)
+    with jax.enable_x64(dtype == np.float64):
+      return self._solve(optax.with_extra_args_support(tx), steps, dtype)
+
+  def _solve(self, tx, steps, dtype):
+    best = jnp.asarray(self.best, dtype)
 
     def worker(A, b):
       def grad_fn(x):
@@ -51,11 +54,11 @@ class Quadratics:
         updates, state = tx.update(grad_fn(x), state, x, grad_fn=grad_fn)
         return (x + updates, state), (x + updates, updates)
 
-      x = jnp.zeros(D)
+      x = jnp.zeros(D, dtype)
       (_, state), history = jax.lax.scan(step, (x, tx.init(x)), length=steps)
       return *history, state
 
-    rows = self.A.astype(np.float32), self.b.astype(np.float32)
+    rows = self.A.astype(dtype), self.b.astype(dtype)
     models, updates, state = jax.jit(runtime.simulate(self.count).spmd(worker))(*rows)
     in_time = lambda x: np.asarray(x, np.float64).swapaxes(0, 1)  # noqa: E731
     return types.SimpleNamespace(models=in_time(models), updates=in_time(updates), state=state)
