@@ -13,6 +13,7 @@ from jax_dsgd import compressors as compressors
 from jax_dsgd import exchange as exchange
 from jax_dsgd import ledger as ledger
 from jax_dsgd import memories as memories
+from jax_dsgd import planning as planning
 from jax_dsgd import runtime as runtime
 from jax_dsgd import servers as servers
 from jax_dsgd import simulation as simulation

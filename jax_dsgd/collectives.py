@@ -71,6 +71,11 @@ def _tracked(axis_name: str) -> bool:
   return axis_name in _varying_axes(worker_index(axis_name))
 
 
+def _simulated(axis_name: str) -> bool:
+  """Whether the axis is one of `vmap` (or `pmap`), and not of the mesh around."""
+  return axis_name not in jax.sharding.get_abstract_mesh().axis_names
+
+
 def _varying_axes(x: Any) -> frozenset[str]:
   return jax.typeof(x).mat.varying
 
@@ -231,13 +236,11 @@ def uniform(flag: jax.typing.ArrayLike, axis_name: str) -> jax.Array:
   """A flag or an integer that all workers agree on, known to be one value where that is free.
 
   Under `vmap` a condition on a value that has a row a worker is a selection: all branches are
-  computed. This gives it without rows, so that one branch runs. Under `shard_map` it stays as it is
-  (without check_vma, and under `pmap`, it costs an all-reduce of 4 bytes).
+  computed. This gives it without rows, so that one branch runs. Under `shard_map` it stays as it is.
   """
-  if _tracked(axis_name):
-    return jnp.asarray(flag)
-  agreed = jax.lax.pmax(jnp.asarray(flag, jnp.int32), axis_name)
-  return agreed.astype(jnp.asarray(flag).dtype)
+  flag = jnp.asarray(flag)
+  simulated = _simulated(axis_name)
+  return jax.lax.pmax(flag.astype(jnp.int32), axis_name).astype(flag.dtype) if simulated else flag
 
 
 def all_agree(flag: jax.Array, axis_name: str) -> jax.Array:
@@ -273,8 +276,7 @@ def permute(tree: Any, destinations: Sequence[int], axis_name: str) -> Any:
   pairs = [(source, int(target)) for source, target in enumerate(destinations)]
   move = lambda buffer: jax.lax.ppermute(buffer, axis_name, pairs)  # noqa: E731
   # Simulated workers send nothing, and copies into one buffer would be most of the cost.
-  simulated = axis_name not in jax.sharding.get_abstract_mesh().axis_names
-  return jax.tree.map(move, tree) if simulated else _through_flat_buffers(move, tree)
+  return jax.tree.map(move, tree) if _simulated(axis_name) else _through_flat_buffers(move, tree)
 
 
 def mix(
