@@ -1,8 +1,9 @@
 """Every field of a run, named once, and how a config file picks its variant.
 
 A nested dict with a `name` is an object: the name is a public function of a namespace
-(`algorithms`, `topologies`, `compressors`, `memories`, optax's schedules, `experiments.data`,
-`experiments.models`) and the other entries are its keyword arguments. See `experiments.build`.
+(`algorithms`, `topologies`, `compressors`, `memories`, `clusters`, `simulation`, optax's schedules
+and optimizers, `experiments.data`, `experiments.models`, `experiments.evaluation`) and the other
+entries are its keyword arguments. See `experiments.build`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def get_base() -> ml_collections.ConfigDict:
   config = ml_collections.ConfigDict({
     'seed': 0,  # of the initial model, the split, the batches and every draw of an algorithm
     'workers': 8,
-    'runtime': 'simulate',  # or 'mesh': one device a worker
+    'clients': 8,  # parts of the data; as many as workers, unless the feed draws some of them
+    'runtime': 'simulate',  # or 'mesh': one device a worker; 'spread': simulated, on all devices
     'steps': 100,
     'batch_size': 256,  # examples a step over all workers
     'log_every': 10,  # steps between lines of metrics.jsonl: the mean loss since the last line
@@ -38,9 +40,15 @@ def get_base() -> ml_collections.ConfigDict:
     'skip_nonfinite': False,  # skip a step with a NaN or an infinity, on all workers
     'dataset': {'name': 'digits'},
     'split': {'name': 'iid'},
+    'feed': {'name': 'own_parts'},
     'model': {'name': 'mlp'},
     'algorithm': {'name': 'allreduce_sgd', 'learning_rate': 0.1},
+    'evaluation': {'name': 'trained_model'},
+    'cluster': None,  # a description of machines, on which time is simulated
+    'policy': None,  # of a cluster: who waits for whom. Steps are then pushes, or local steps
+    'local_steps': 1,  # of a cluster: steps of a round or push, where the policy does not say
   })  # fmt: skip
+  config.clients = config.get_oneway_ref('workers')
   return config.lock()
 
 

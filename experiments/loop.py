@@ -13,12 +13,9 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import base
-from experiments import build, metrics
-from experiments.data import batches
+from experiments import build, evaluation, metrics, simulate
 from experiments.models import losses
 from jax_dsgd import checkpoint, ledger, runtime
-
-_EVALUATION_BATCH = 256  # examples of the test set at once, for every worker's model
 
 
 class Program(NamedTuple):
@@ -28,14 +25,12 @@ class Program(NamedTuple):
     init: () -> rows at step 0: the same model everywhere.
     advance: (rows, step, count) -> (rows, losses `[count, W]`, consensus distance). Donates the
       rows; one compilation serves every count up to `log_every`.
-    evaluate: rows -> measures on the test set, of the averaged model and of the worst worker's.
-    entries: parameters of one model.
+    evaluate: rows -> measures on the test set, as in `evaluation.measures`.
   """
 
   init: Callable[[], Any]
   advance: Callable[[Any, int, int], tuple[Any, np.ndarray, jax.Array]]
   evaluate: Callable[[Any], dict[str, float]]
-  entries: int
 
 
 def program(experiment: build.Experiment) -> Program:
@@ -46,19 +41,30 @@ def program(experiment: build.Experiment) -> Program:
   """
   dataset, span = experiment.dataset, experiment.config['log_every']
   init, chunk = _init_function(experiment), _chunk_function(experiment)
-  data = _on_every_device(experiment.workers, (dataset.inputs, dataset.targets))
+  place = functools.partial(_on_every_device, experiment.workers)
+  data, feed = place((dataset.inputs, dataset.targets)), experiment.feed
+  evaluate = evaluation.measures(
+    experiment.evaluation,
+    workers=experiment.workers,
+    model=experiment.model,
+    dataset=dataset,
+    place=place,
+  )
   try:
     rows = jax.eval_shape(init)
-    chunk.eval_shape(rows, data, experiment.batches.indices(0, span), 1)
+    chunk.eval_shape(rows, data, (feed.indices(0, span), feed.control(0, span)), 1)
+    jax.eval_shape(
+      experiment.workers.spmd(experiment.evaluation.models), rows['params'], rows['state']
+    )
   except (TypeError, ValueError) as error:
     raise base.ConfigError(f'config: {" ".join(str(error).split())}') from error
 
   def advance(rows: Any, step: int, count: int) -> tuple[Any, np.ndarray, jax.Array]:
-    rows, history, distance = chunk(rows, data, experiment.batches.indices(step, span), count)
+    fed = feed.indices(step, span), feed.control(step, span)
+    rows, history, distance = chunk(rows, data, fed, count)
     return rows, np.asarray(history)[:count], distance
 
-  entries = sum(leaf.size for leaf in jax.tree.leaves(rows['params'])) // experiment.workers.count
-  return Program(init, advance, _evaluate_function(experiment), entries)
+  return Program(init, advance, evaluate)
 
 
 def train(
@@ -86,6 +92,9 @@ def train(
       'loss': _mean_loss(history, step, config),
       'consensus_distance': float(distance),
     }
+    if experiment.trace is not None:
+      spent = simulate.seconds_at(experiment.trace, end, local_steps=config['local_steps'])
+      line['simulated_seconds'] = spent
     if (skipped := optax.tree.get(rows['state'], 'skipped')) is not None:
       line['skipped'] = int(np.max(skipped))
     if ends(end, config['eval_every']):
@@ -127,64 +136,34 @@ def _init_function(experiment: build.Experiment) -> Callable[[], Any]:
 def _chunk_function(experiment: build.Experiment) -> Any:
   workers, model, tx = experiment.workers, experiment.model, experiment.tx
 
-  def worker_step(params: Any, state: Any, inputs: jax.Array, targets: jax.Array) -> Any:
-    batch_loss = lambda params: losses.loss(model, params, inputs, targets)  # noqa: E731
+  def worker_step(params: Any, state: Any, batch: tuple[jax.Array, jax.Array], control: Any) -> Any:
+    batch_loss = lambda params: losses.loss(model, params, *batch)  # noqa: E731
     loss, gradients = jax.value_and_grad(batch_loss)(params)
-    updates, state = tx.update(gradients, state, params, grad_fn=jax.grad(batch_loss))
+    extra = {'grad_fn': jax.grad(batch_loss), 'control': control}
+    updates, state = tx.update(gradients, state, params, **extra)
     return optax.apply_updates(params, updates), state, loss
 
   @functools.partial(jax.jit, donate_argnums=0)
-  def chunk(rows: Any, data: Any, indices: jax.Array, count: jax.Array) -> Any:
+  def chunk(rows: Any, data: Any, fed: Any, count: jax.Array) -> Any:
     # `count` is a value, not a shape: the last steps before a checkpoint compile nothing new.
     def step(i: jax.Array, carry: tuple[Any, jax.Array]) -> tuple[Any, jax.Array]:
       rows, history = carry
-      batch = jax.tree.map(lambda x: x[indices[i]], data)
-      params, state, loss = workers.spmd(worker_step)(rows['params'], rows['state'], *batch)
+      indices, control = jax.tree.map(lambda x: x[i], fed)
+      batch = jax.tree.map(lambda x: x[indices], data)
+      params, state, loss = workers.spmd(worker_step)(rows['params'], rows['state'], batch, control)
       return {'params': params, 'state': state}, history.at[i].set(loss)
 
-    history = jnp.zeros(indices.shape[:2], jnp.float32)
+    history = jnp.zeros(fed[0].shape[:2], jnp.float32)
     rows, history = jax.lax.fori_loop(0, count, step, (rows, history))
     return rows, history, runtime.consensus_distance(rows['params'])
 
   return chunk
 
 
-def _evaluate_function(experiment: build.Experiment) -> Callable[[Any], dict[str, float]]:
-  workers, model, dataset = experiment.workers, experiment.model, experiment.dataset
-  size = min(_EVALUATION_BATCH, len(dataset.test_inputs))
-  cut = batches.evaluation_batches(dataset.test_inputs, dataset.test_targets, size)
-  test = _on_every_device(workers, tuple(np.stack(column) for column in zip(*cut, strict=True)))
-  one = functools.partial(losses.evaluate, model)
-
-  @jax.jit
-  def sums(params: Any, test: Any) -> Any:
-    mean = runtime.average(params)
-
-    def add(_: None, batch: Any) -> tuple[None, Any]:
-      rows = jax.tree.map(lambda x: jnp.broadcast_to(x, (workers.count, *x.shape)), batch)
-      return None, (one(mean, *batch), workers.spmd(one)(params, *rows))
-
-    return jax.tree.map(lambda x: x.sum(0), jax.lax.scan(add, None, test)[1])
-
-  def evaluate(rows: Any) -> dict[str, float]:
-    mean, each = jax.tree.map(np.asarray, sums(rows['params'], test))
-    measures = {
-      'test_loss': float(mean['loss'] / mean['count']) - dataset.floor,
-      'test_loss_worst': float(np.max(each['loss'] / each['count'])) - dataset.floor,
-    }
-    # Of a text, the loss says more than how often the likeliest symbol was right.
-    if dataset.targets.ndim == 1 and np.issubdtype(dataset.targets.dtype, np.integer):
-      measures['accuracy'] = float(mean['correct'] / mean['count'])
-      measures['accuracy_worst'] = float(np.min(each['correct'] / each['count']))
-    return measures
-
-  return evaluate
-
-
 def _on_every_device(workers: runtime.Workers, tree: Any) -> Any:
-  if workers.mesh is None:
+  if workers.sharding is None:
     return jax.tree.map(jnp.asarray, tree)
-  return jax.device_put(tree, NamedSharding(workers.mesh, PartitionSpec()))
+  return jax.device_put(tree, NamedSharding(workers.sharding.mesh, PartitionSpec()))
 
 
 def _mean_loss(history: np.ndarray, step: int, config: Mapping[str, Any]) -> float:

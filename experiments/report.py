@@ -1,6 +1,7 @@
 """Figures and tables of runs, from what they wrote.
 
-`python -m experiments.report --output=compare.png WORKDIR...` compares several.
+`python -m experiments.report --output=compare.png WORKDIR...` compares several, and with
+`--target=2.5` says after how many steps and bytes each was first so good.
 """
 
 from __future__ import annotations
@@ -47,6 +48,14 @@ class Run(NamedTuple):
     x, y = np.array(pairs, float).reshape(-1, 2).T
     return x, y
 
+  def reached(self, target: float) -> tuple[int, float] | None:
+    """Steps and bytes at the first evaluation that is as good as a target; None if none is."""
+    for line in self.lines:
+      value = line.get(self.measure)
+      if value is not None and (value - target) * (1 if self.measure == 'accuracy' else -1) >= 0:
+        return line['step'], line['bytes_sent']
+    return None
+
   @property
   def measure(self) -> str:
     """What runs of this kind are compared by: 'accuracy', or 'test_loss' where there is none."""
@@ -76,7 +85,7 @@ def figure(run: Run) -> Figure:
   canvas = Figure(figsize=(10, 7.2), layout='constrained', dpi=120)
   grid = canvas.subplots(2, 2)
   settings = run.config
-  kind = 'simulated workers' if settings['runtime'] == 'simulate' else 'workers on a mesh'
+  kind = 'workers on a mesh' if settings['runtime'] == 'mesh' else 'simulated workers'
   canvas.suptitle(
     f'{settings["algorithm"]["name"]} on {settings["dataset"]["name"]}, '
     f'{settings["workers"]} {kind}, {settings["split"]["name"]} split',
@@ -112,41 +121,54 @@ def save_figure(workdir: str) -> None:
 def compare(workdirs: Sequence[str], output: str) -> None:
   """Draws runs of one problem into one figure: a line a run, against steps and against bytes.
 
+  Of the averaged model; and against steps of the worst local one, which gossip leaves behind.
+
   Args:
     workdirs: of runs that have the same measure.
     output: the file, in a format that matplotlib knows by its ending.
   """
   runs = _same_measure(workdirs)
   measure = runs[0].measure
-  canvas = Figure(figsize=(12, 5.4), layout='constrained', dpi=120)
-  left, right = canvas.subplots(1, 2, sharey=True)
-  for axes, along in ((left, 'step'), (right, 'bytes_sent')):
+  canvas = Figure(figsize=(15, 5.4), layout='constrained', dpi=120)
+  panels = (('step', ''), ('step', '_worst'), ('bytes_sent', ''))
+  grid = canvas.subplots(1, 3, sharey=True)
+  for axes, (along, which) in zip(grid, panels, strict=True):
     for index, run in enumerate(runs):
-      _line(axes, *run.column(run.measure, along=along), index=index, label=run.name)
+      _line(axes, *run.column(run.measure + which, along=along), index=index, label=run.name)
     if along == 'bytes_sent':
       _log_if_positive(axes, 'x', np.concatenate([run.column(along)[1] for run in runs]))
     if measure == 'test_loss':
       _log_if_positive(axes, 'y', np.concatenate([run.column(measure)[1] for run in runs]))
     _name(axes, along, _MEASURES[measure])
-  right.set_ylabel('')
+    axes.set_title('worst local model' if which else 'averaged model')
+  for axes in grid[1:]:
+    axes.set_ylabel('')
   kinds = {run.config['runtime'] for run in runs}
   workers = sorted({run.config['workers'] for run in runs})
   canvas.suptitle(
-    f'{", ".join(sorted({run.config["dataset"]["name"] for run in runs}))}: the averaged model of '
-    f'{" or ".join(map(str, workers))} {"simulated " if kinds == {"simulate"} else ""}workers',
+    f'{", ".join(sorted({run.config["dataset"]["name"] for run in runs}))}: '
+    f'{" or ".join(map(str, workers))} {"" if "mesh" in kinds else "simulated "}workers',
     fontsize=13,
   )
-  handles, labels = left.get_legend_handles_labels()
+  handles, labels = grid[0].get_legend_handles_labels()
   canvas.legend(handles, labels, loc='outside right center', frameon=False)
   canvas.savefig(output)
 
 
-def table(workdirs: Sequence[str]) -> str:
-  """One row a run, aligned: the last measures, and bytes as a share of the first row's."""
+def table(workdirs: Sequence[str], target: float | None = None) -> str:
+  """One row a run, aligned: the last measures, and bytes as a share of the first row's.
+
+  Args:
+    workdirs: of runs that have the same measure.
+    target: adds the steps and bytes after which each was first so good.
+  """
   runs = _same_measure(workdirs)
   measure = runs[0].measure
   form = '{:.2%}' if measure == 'accuracy' else '{:.4g}'
-  rows = [('run', _MEASURES[measure], 'worst local', 'MB a worker', 'fewer', 'steps', 'seconds')]
+  parts = [name for name in runs[0].lines[-1] if name.startswith(f'{measure}_part')]
+  head = ('run', _MEASURES[measure], 'worst local', 'MB a worker', 'fewer', 'steps', 'seconds')
+  head = (*head, *(name.removeprefix(f'{measure}_') for name in parts))
+  rows = [head if target is None else (*head, f'steps to {target:g}', 'MB')]
   dense = runs[0].lines[-1]['bytes_sent']
   for run in runs:
     last = run.lines[-1]
@@ -159,6 +181,8 @@ def table(workdirs: Sequence[str]) -> str:
       f'{dense / sent:.1f} x' if sent else '-',
       str(last['step']),
       f'{last["seconds"]:.1f}',
+      *(_number(form, last.get(name)) for name in parts),
+      *(() if target is None else _effort(run.reached(target))),
     ))  # fmt: skip
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = [
@@ -185,6 +209,10 @@ def _same_measure(workdirs: Sequence[str]) -> list[Run]:
   if len({run.measure for run in runs}) > 1:
     raise base.ConfigError('runs with an accuracy and runs without cannot be compared')
   return runs
+
+
+def _effort(reached: tuple[int, float] | None) -> tuple[str, str]:
+  return ('-', '-') if reached is None else (str(reached[0]), f'{reached[1] / 1e6:.3f}')
 
 
 def _number(form: str, value: float | None) -> str:
@@ -235,7 +263,7 @@ def main(argv: Sequence[str]) -> None:
   """Compares the workdirs on the command line."""
   if not argv[1:]:
     raise base.ConfigError('name the workdirs to compare')
-  text = table(argv[1:])
+  text = table(argv[1:], flags.FLAGS.target)
   compare(argv[1:], flags.FLAGS.output)
   print(text)
 
@@ -244,4 +272,5 @@ if __name__ == '__main__':
   from experiments import train  # not at the top: it imports this module, and defines its flags
 
   flags.DEFINE_string('output', 'compare.png', 'The figure.')
+  flags.DEFINE_float('target', None, 'A measure whose first steps and bytes the table shows.')
   app.run(train.in_one_line(main))

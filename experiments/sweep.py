@@ -18,7 +18,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from configs import base
-from experiments import report, train
+from experiments import report, timeline, train
 
 flags.DEFINE_integer('index', None, 'Only this run, from 0.', lower_bound=0)
 flags.DEFINE_bool('dry_run', False, 'Print the commands and run nothing.')
@@ -91,8 +91,9 @@ def run(runs: Sequence[Setting], workdir: str) -> None:
       print(f'stopped: {error}', flush=True)
   if not done:
     raise base.ConfigError(f'none of the {len(runs)} runs came to its end')
-  text = report.table(done)
-  report.compare(done, os.path.join(workdir, 'compare.png'))
+  pages = report if runs[0].config.cluster is None else timeline
+  text = pages.table(done)
+  pages.compare(done, os.path.join(workdir, 'compare.png'))
   with open(os.path.join(workdir, 'table.txt'), 'w', encoding='utf-8') as file:
     file.write(text + '\n')
   print(f'\n{text}\n\n{os.path.join(workdir, "compare.png")}')

@@ -18,7 +18,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from configs import base
-from experiments import build, loop, metrics, report
+from experiments import build, loop, metrics, replay, report, simulate, timeline
 from jax_dsgd import checkpoint
 
 config_flags.DEFINE_config_file('config', None, 'The config file[:variant].', lock_config=True)
@@ -43,7 +43,7 @@ def run(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
   if (summary := metrics.finished(workdir, settings)) is not None:
     return summary
   experiment = build.experiment(config)
-  parts = loop.program(experiment)
+  parts = loop.program(experiment) if experiment.server is None else None
   try:
     os.makedirs(workdir, exist_ok=True)
   except OSError as error:
@@ -54,11 +54,16 @@ def run(config: ml_collections.ConfigDict, workdir: str) -> dict[str, Any]:
       raise base.ConfigError(f'config.steps={steps}, but {workdir} is at step {start} already')
     metrics.save(workdir, metrics.CONFIG, settings)
     kind = 'simulated workers' if experiment.workers.mesh is None else 'workers on a mesh'
-    title = f'{experiment.workers.count} {kind}, a model of {parts.entries:,} entries'
+    title = f'{experiment.workers.count} {kind}, a model of {experiment.entries:,} entries'
+    if experiment.trace is not None:
+      experiment.trace.save(os.path.join(workdir, simulate.TRACE))
     with metrics.Writer(workdir, start=start, steps=steps, title=title) as writer:
-      loop.train(experiment, parts, checkpoints=checkpoints, writer=writer)
-  summary = {'steps': steps, 'entries': parts.entries, **metrics.read(workdir)[-1]}
-  report.save_figure(workdir)
+      if parts is None:
+        replay.events(experiment, writer)
+      else:
+        loop.train(experiment, parts, checkpoints=checkpoints, writer=writer)
+  summary = {'steps': steps, 'entries': experiment.entries, **metrics.read(workdir)[-1]}
+  (report if experiment.trace is None else timeline).save_figure(workdir)
   metrics.save(workdir, metrics.SUMMARY, summary)
   return summary
 

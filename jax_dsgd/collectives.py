@@ -236,7 +236,7 @@ def uniform(flag: jax.typing.ArrayLike, axis_name: str) -> jax.Array:
   """A flag or an integer that all workers agree on, known to be one value where that is free.
 
   Under `vmap` a condition on a value that has a row a worker is a selection: all branches are
-  computed. This gives it without rows, so that one branch runs. Under `shard_map` it stays as it is.
+  computed. This gives it without rows, so that one branch runs. Under `shard_map` it stays.
   """
   flag = jnp.asarray(flag)
   simulated = _simulated(axis_name)

@@ -110,14 +110,17 @@ def compute(
   """A worker's local steps from its view: the payload to push, and the states after."""
   inner = optax.with_extra_args_support(method.inner)
 
+  # The sum of updates, not view - y, which would round: one step is pushed as it is.
   def step(_: jax.Array, carry: tuple[Any, ShardState]) -> tuple[Any, ShardState]:
-    y, shard = carry
+    total, shard = carry
+    y = jax.tree.map(jnp.add, worker.view, total)
     grad_fn = lambda params: gradient(params, work._replace(count=shard.count))  # noqa: E731
     updates, state = inner.update(grad_fn(y), shard.inner, y, grad_fn=grad_fn)
-    return optax.apply_updates(y, updates), ShardState(shard.count + 1, state)
+    return optax.apply_updates(total, updates), ShardState(shard.count + 1, state)
 
-  y, shard = jax.lax.fori_loop(0, steps, step, (worker.view, shard))
-  delta = jax.tree.map(jnp.subtract, worker.view, y)
+  start = jax.tree.map(jnp.zeros_like, worker.view), shard
+  total, shard = jax.lax.fori_loop(0, steps, step, start)
+  delta = jax.tree.map(jnp.negative, total)
   key = _key(method, 0, work.worker, worker.version)
   payloads: list[Any] = []
 

@@ -12,6 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax_dsgd import (
   algorithms,
   collectives,
+  ledger,
   runtime,
   topologies,
 )
@@ -143,7 +144,49 @@ def test_one_worker(make):
   np.testing.assert_allclose(params['x'], [[1 - 0.5**5] * 2])
 
 
+# Many workers on few devices, and several steps in a call
+
+
+def test_simulated_workers_spread_over_a_mesh_give_the_same_numbers():
+  targets, tx = problem(24), algorithms.local_sgd(0.1, 2, axis_name=AXIS)
+  spread = runtime.simulate(24, mesh=runtime.make_mesh(hosts=2, chips=4))
+  params, state = run_on(spread, tx, targets)
+  assert_close(run_on(runtime.simulate(24), tx, targets), (params, state))
+  assert {shard.data.shape for shard in params['a'].addressable_shards} == {(3, 6)}
+
+
+def test_a_mean_over_spread_workers_is_an_all_reduce():
+  spread = runtime.simulate(24, mesh=runtime.make_mesh(chips=8))
+  mean = spread.spmd(lambda x: collectives.mean(x, AXIS))
+  program = mean.lower(spread.place(jnp.ones((24, 5)))).compile().as_text()
+  assert [(c.kind, c.nbytes) for c in ledger.collectives(program)] == [('all-reduce', 20)]
+
+
+@pytest.mark.parametrize('make', [runtime.simulate, mesh_workers])
+def test_a_scanned_round_is_as_many_steps(make):
+  workers, tx = make(4), algorithms.local_sgd(0.1, 3, axis_name=AXIS)
+  targets = jax.random.normal(jax.random.key(0), (4, 6, 5))
+
+  def step(carry, target):
+    x, state = carry
+    updates, state = tx.update(x - target, state, x)
+    return (optax.apply_updates(x, updates), state), jnp.sum((x - target) ** 2)
+
+  x = workers.replicate(jnp.zeros(5))
+  carry = x, workers.spmd(tx.init)(x)
+  scanned, losses = workers.scan(step)(carry, workers.place(targets))
+  for t in range(6):
+    carry, loss = workers.spmd(step)(carry, workers.place(targets[:, t]))
+    np.testing.assert_allclose(losses[:, t], loss, rtol=1e-5)
+  assert_close(scanned, carry)
+
+
 # What is refused
+
+
+def test_simulate_refuses_workers_that_a_mesh_does_not_divide():
+  with pytest.raises(ValueError, match='count=12 for a mesh of 8 devices; accepted are multiples'):
+    runtime.simulate(12, mesh=runtime.make_mesh(chips=8))
 
 
 @pytest.mark.parametrize('count', [0, -1, 2.0, True, '4', None])

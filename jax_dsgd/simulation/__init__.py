@@ -25,6 +25,9 @@ from jax_dsgd.simulation._policy import Meeting as Meeting
 from jax_dsgd.simulation._policy import Policy as Policy
 from jax_dsgd.simulation._policy import Task as Task
 from jax_dsgd.simulation._policy import View as View
+from jax_dsgd.simulation._prices import dap_throughput as dap_throughput
+from jax_dsgd.simulation._prices import layered_seconds as layered_seconds
+from jax_dsgd.simulation._prices import tap_throughput as tap_throughput
 from jax_dsgd.simulation._replay import Replayed as Replayed
 from jax_dsgd.simulation._replay import controls as controls
 from jax_dsgd.simulation._replay import replay_events as replay_events

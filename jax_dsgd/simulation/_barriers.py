@@ -47,7 +47,9 @@ def psp(sample: int, slack: int = 0) -> Policy:
   """Probabilistic synchronous parallel: a worker looks at a few others, drawn without replacement.
 
   It waits if any of them is more than `slack` steps behind it, and draws again at every push of
-  anyone. `sample = 0` is ASP, and `sample = W - 1` is BSP, or SSP with this slack.
+  anyone. `sample = 0` is ASP, and `sample = W - 1` is BSP, or SSP with this slack. Workers that
+  draw by a clock of their own instead pass sooner where nearly all wait, so that large samples keep
+  less in step than here.
 
   Args:
     sample: how many others, from 0 to W - 1.
@@ -170,7 +172,7 @@ class _Sampled:
 
 
 def _hazards(others: int, sample: int) -> list[float]:
-  """-log(1 - p) of the chance p that none of b workers is in a sample, for b = 0, 1, ..., others."""
+  """-log(1 - p), p the chance that none of b = 0, 1, ..., others workers is in a sample."""
   chance, hazards = 1.0, []
   for behind in range(others + 1):
     hazards.append(-math.log1p(-chance) if chance < 1 else math.inf)

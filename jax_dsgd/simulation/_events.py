@@ -129,7 +129,7 @@ class _Run:
     while len(rows) < events:
       if not heap:
         raise ValueError(
-          f'{self.policy.name}: deadlock at {view.time:g} s, nobody works: all {workers} workers wait'
+          f'{self.policy.name}: deadlock at {view.time:g} s, nobody works: all {workers} wait'
         )
       now, worker = heapq.heappop(heap)
       if now > until:

@@ -34,7 +34,8 @@ class _Saved:
 
   def save(self, path: str | os.PathLike[str]) -> None:
     """Writes the trace to one .npz file of exactly this name."""
-    fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # pyright: ignore
+    names = [field.name for field in dataclasses.fields(self)]  # pyright: ignore
+    fields = {name: getattr(self, name) for name in names}
     with open(path, 'wb') as file:
       np.savez_compressed(file, kind=np.array(type(self).__name__), **fields)
 

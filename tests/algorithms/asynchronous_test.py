@@ -206,6 +206,15 @@ def test_variance_reduction_is_linear_for_a_smooth_term_and_a_constant_rate_stal
   assert error.mean() > 1e-2
 
 
+def test_variance_reduction_on_the_lasso_has_a_floor_with_delay_that_falls_with_the_rate():
+  """Linear without delay only: zeroing entries with a constant delay keeps it from the optimum."""
+  best = optimum(L1)
+  error = lambda *run: np.abs(svrg(*run)[-200:] - best).max()  # noqa: E731
+  assert error(1, soft, 2000) < 1e-12
+  high, low = (error(5, soft, 5000, rate) for rate in (0.05, 0.0125))
+  assert 1e-3 < low < high / 3
+
+
 def test_a_zeroing_prox_with_delay_cycles_for_ever():
   """f = 0, h = |x|: an entry at zero obeys x+ = x - x_then, an integrator with delay."""
   rate, ends = 2.0**-4, {}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.benchmarks import break_even
+from experiments.benchmarks import break_even, gossip
 from experiments.benchmarks import compressors as benchmark
 from jax_dsgd import compressors
 
@@ -43,3 +43,19 @@ def test_break_even_prints_bytes(few, capsys):
   assert lines[2].split()[:3] == ["cast('bfloat16')", '6000', '42000']  # 7 payloads of 6000
   assert lines[2].split()[-1] == 'never'
   assert lines[3].split()[:3] == ['random_k(fraction=0.01)', '120', '210']
+
+
+def test_gossip_times_workers_and_counts_the_rounds_of_theory(monkeypatch, capsys):
+  gossip.speed((2, 4), hidden=3, batch=2, repeats=1)
+  first, header, *lines = capsys.readouterr().out.splitlines()
+  assert first.startswith('235 parameters, 2 examples')  # 64 x 3 + 3 + 3 x 10 + 10
+  assert header.split() == ['2', '4', 'ratio']
+  assert [line[:22].strip() for line in lines] == ['no mixing', *gossip.TIMED]
+  graphs = {name: gossip.GRAPHS[name] for name in ('ring', 'one_peer_exponential')}
+  monkeypatch.setattr(gossip, 'GRAPHS', graphs)
+  rows = list(gossip.consensus((4, 16)))
+  # The ring of 16 falls by (1 + 2 cos(pi / 8)) / 3 a round; the other is the mean after log2 n.
+  assert [row[2:] for row in rows] == [(7, 7), (133, 133), (2, 2), (4, 4)]
+  left, right = gossip.figure(rows, workers=4).axes
+  assert left.get_lines()[0].get_ydata()[0] == pytest.approx(1)
+  assert right.get_lines()[0].get_xdata().tolist() == [4, 16]

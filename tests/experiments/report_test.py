@@ -50,6 +50,30 @@ def test_table_has_a_row_a_run(workdirs):
   assert len({len(line) for line in (head, rule, dense, sparse)}) == 1
 
 
+def test_table_says_when_a_target_was_reached(workdirs):
+  head, _, dense, sparse = report.table(workdirs, target=0.75).splitlines()
+  assert head.split()[-4:] == ['steps', 'to', '0.75', 'MB']
+  assert dense.split()[-2:] == ['30', '120.000']
+  assert sparse.split()[-2:] == ['30', '30.000']
+  assert report.table(workdirs, target=0.9).splitlines()[2].split()[-2:] == ['-', '-']
+  run = report.load(workdirs[0])
+  assert run.reached(0.7) == (20, 8e7)
+  falling = run._replace(lines=[{k: v for k, v in x.items() if k != 'accuracy'} for x in run.lines])
+  assert falling.reached(0.2) == (20, 8e7)
+  assert falling.reached(0.1) is None
+
+
+def test_table_shows_parts_of_the_test_set(workdirs):
+  path = f'{workdirs[0]}/metrics.jsonl'
+  line = {'step': 40, 'seconds': 1.0, 'bytes_sent': 1.0, 'accuracy': 0.5, 'accuracy_worst': 0.5}
+  line |= {'test_loss': 1.0, 'accuracy_part0': 0.25, 'accuracy_part1': 0.75}
+  with open(path, 'w') as file:
+    file.write(json.dumps(line))
+  head, _, dense = report.table(workdirs[:1]).splitlines()
+  assert head.split()[-2:] == ['part0', 'part1']
+  assert dense.split()[-2:] == ['25.00%', '75.00%']
+
+
 def test_figure_shows_the_four_measures(workdirs):
   canvas = report.figure(report.load(workdirs[0]))
   assert 'simulated workers' in canvas.get_suptitle()

@@ -116,16 +116,45 @@ def test_a_longer_run_continues_a_finished_one_to_the_same_bits(tmp_path):
 
 
 def test_a_mesh_gives_the_numbers_of_a_simulation(tmp_path):
-  for name in ('simulate', 'mesh'):
+  for name in ('simulate', 'mesh', 'spread'):
     config = _config(runtime=name, workers=8, steps=3, log_every=1, eval_every=3)
     train.run(config, str(tmp_path / name))
-  simulated, on_mesh = (metrics.read(str(tmp_path / name)) for name in ('simulate', 'mesh'))
-  for ours, theirs in zip(simulated, on_mesh, strict=True):
+  simulated, *others = (
+    metrics.read(str(tmp_path / name)) for name in ('simulate', 'mesh', 'spread')
+  )
+  for ours, theirs in [pair for lines in others for pair in zip(simulated, lines, strict=True)]:
     np.testing.assert_allclose(ours['loss'], theirs['loss'], rtol=1e-5)
     np.testing.assert_allclose(ours['consensus_distance'], theirs['consensus_distance'], rtol=1e-4)
     assert ours['bytes_sent'] == theirs['bytes_sent']
-  assert simulated[-1]['accuracy'] == on_mesh[-1]['accuracy']
-  assert simulated[-1]['accuracy_worst'] == on_mesh[-1]['accuracy_worst']
+  for lines in others:
+    assert simulated[-1]['accuracy'] == lines[-1]['accuracy']
+    assert simulated[-1]['accuracy_worst'] == lines[-1]['accuracy_worst']
+
+
+def test_a_round_of_drawn_clients_is_federated_averaging_by_hand():
+  config = _config(
+    clients=5,
+    workers=2,
+    batch_size=6,
+    dataset={'name': 'quadratics', 'clients': 5, 'dimension': 4, 'examples': 9},
+    split={'name': 'by_client'},
+    model={'name': 'linear'},
+    feed={'name': 'drawn_clients', 'period': 4},
+    algorithm={'name': 'fed_avg', 'learning_rate': 0.1, 'period': 4},
+  )
+  experiment = build.experiment(config)
+  feed = experiment.feed.indices(0, 4), experiment.feed.control(0, 4)
+  assert feed[1].steps.tolist() == [[3, 3]] * 4  # an epoch of 9 in batches of 3
+  rows, _, _ = (parts := loop.program(experiment)).advance(parts.init(), 0, 4)
+  ends = []
+  for client in range(2):
+    x = np.zeros(4)
+    for t in range(3):
+      a = experiment.dataset.inputs[feed[0][t, client]]
+      x -= 0.1 * a.T @ (a @ x - experiment.dataset.targets[feed[0][t, client]]) / 3
+    ends.append(x)
+  for row in np.asarray(rows['params']['layer_0']['kernel'])[..., 0]:
+    np.testing.assert_allclose(row, np.mean(ends, axis=0), rtol=1e-5)
 
 
 def test_one_program_serves_every_span_of_steps():
@@ -203,7 +232,7 @@ def test_skipped_steps_are_counted(tmp_path, monkeypatch):
   config = _config(steps=60, eval_every=60, checkpoint_every=60, skip_nonfinite=True)
   summary = train.run(config, str(tmp_path))
   build.candidates.cache_clear()
-  indices = build.experiment(_config()).batches.indices(0, 60)
+  indices = build.experiment(_config()).feed.indices(0, 60)
   assert summary['skipped'] == np.sum((indices == 7).any(axis=(1, 2))) > 0
   assert np.isfinite(summary['loss'])
 

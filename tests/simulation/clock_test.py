@@ -130,12 +130,8 @@ def test_who_is_down_does_nothing():
   assert not trace.active.all(axis=1).all()
 
 
-def stuck(view, worker):
-  return (worker + 1) % view.workers
-
-
-def waits_for(name):
-  return lambda view, worker: name
+def names(*workers):
+  return lambda view, worker: workers
 
 
 def one_of_two(view):
@@ -146,11 +142,13 @@ def one_of_two(view):
   'policy, message',
   [
     (
-      sim.Policy('ring', stuck),
-      r'ring: deadlock at 1 s, nobody works: worker 0 waits for worker 1, worker 1',
+      sim.Policy('none', names()),
+      r'none: deadlock at 1 s, nobody works: all 3 wait$',
     ),
-    (sim.Policy('self', lambda v, w: w), r'self: waits for worker 0 must be another worker'),
-    (sim.Policy('far', waits_for(9)), r'far: waits for worker 0 must be another worker below 3'),
+    (sim.Policy('far', names(0, 9)), r'far: resumes must name workers that wait, not 9'),
+    (sim.Policy('below', names(-1)), r'below: resumes must name workers that wait, not -1'),
+    (sim.Policy('busy', names(0, 1)), r'busy: resumes must name workers that wait, not 1'),
+    (sim.Policy('twice', names(0, 0)), r'twice: resumes must name workers that wait, not 0'),
     (
       sim.Policy('lazy', amount=lambda v, w: sim.Task(0)),
       r'lazy: the task of worker 0 must have steps and examples >= 1 .* not Task\(steps=0',
@@ -285,9 +283,9 @@ def test_parameters_that_are_refused(build, message):
 
 
 def test_a_view_is_read_only():
-  def waits(view, worker):
+  def resumes(view, worker):
     view.counts[worker] = 0
-    return -1
+    return [worker]
 
   with pytest.raises(ValueError, match='read-only'):
-    sim.simulate_events(clusters.uniform(2), sim.Policy('cheat', waits), until=5.0)
+    sim.simulate_events(clusters.uniform(2), sim.Policy('cheat', resumes), until=5.0)

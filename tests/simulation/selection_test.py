@@ -80,3 +80,20 @@ def test_the_score_sees_the_window_and_the_last_selection():
   # a is 0, 1/2 or 1 over two rounds, and half of what is missing is expected back.
   assert {value for a, _ in seen for value in a.tolist()} == {0.5, 0.75, 1.0}
   assert [freshness.tolist() for _, freshness in seen[:3]] == [[1] * 4, [2, 2, 1, 1], [3, 3, 1, 1]]
+
+
+def test_pairs_that_fail_together_are_not_asked_together():
+  """Twenty places of five devices: contributions become steadier, for a few of them less."""
+  place = np.arange(100) // 5
+  chains = clusters.Availability(up=200.0, down=1.0, groups=place, group_up=8.0, group_down=4.0)
+  laws, near = (clusters.constant(1.0),) * 100, np.where(place[:, None] == place, 1e-3, 0.1)
+  cluster = clusters.Cluster('places', laws, latency=near, availability=chains)
+  counts = {}
+  for neighbors in (0, 4):
+    policy = sim.availability_weighted(10, neighbors=neighbors)
+    active = sim.simulate_rounds(cluster, policy, rounds=700).active
+    counts[neighbors] = active.sum(axis=1)
+    alike = [np.bincount(place[row]).max() for row in active[100:] if row.any()]
+    assert (max(alike) == 1) == bool(neighbors)
+  assert counts[4].std() < 0.8 * counts[0].std()
+  assert 0.9 < counts[4].mean() / counts[0].mean() < 1  # the price
