@@ -17,7 +17,7 @@ install: .venv/installed
 .venv/installed: setup.cfg $(PINS)
 	@echo "install: $(PYTHON) makes .venv, pinned by $(PINS)"
 	@$(PYTHON) -m venv --clear .venv
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c $(PINS) -e '.[experiments,test,lint]'
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c $(PINS) -e '.[experiments,test,lint,async]'
 	@touch $@
 
 train: install

@@ -166,9 +166,17 @@ def table(workdirs: Sequence[str], target: float | None = None) -> str:
   measure = runs[0].measure
   form = '{:.2%}' if measure == 'accuracy' else '{:.4g}'
   parts = [name for name in runs[0].lines[-1] if name.startswith(f'{measure}_part')]
-  head = ('run', _MEASURES[measure], 'worst local', 'MB a worker', 'fewer', 'steps', 'seconds')
+  head: tuple[str, ...] = (
+    'run',
+    _MEASURES[measure],
+    'worst local',
+    'MB a worker',
+    'fewer',
+    'steps',
+    'seconds',
+  )
   head = (*head, *(name.removeprefix(f'{measure}_') for name in parts))
-  rows = [head if target is None else (*head, f'steps to {target:g}', 'MB')]
+  rows: list[tuple[str, ...]] = [head if target is None else (*head, f'steps to {target:g}', 'MB')]
   dense = runs[0].lines[-1]['bytes_sent']
   for run in runs:
     last = run.lines[-1]

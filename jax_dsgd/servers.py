@@ -149,13 +149,37 @@ def apply(
 def answer(
   method: ParameterServer, server: ServerState, worker: WorkerState, index: jax.Array
 ) -> tuple[Any, WorkerState]:
-  """What the server sends to worker `index`, and the worker after it has received it."""
-  key = _key(method, 1, index, server.version)
-  behind = jax.tree.map(jnp.subtract, server.params, worker.view)
-  payload, own = _coded(method.down, behind, key)
-  whole = method.down.name == 'identity()'
-  view = server.params if whole else jax.tree.map(jnp.add, worker.view, own)
-  return payload, worker._replace(view=view, version=server.version)
+  """What the server sends to worker `index`, and the worker after it has received it.
+
+  Where answers are not compressed it is the model itself: a difference would be added with a
+  rounding.
+  """
+  if _is_whole(method):
+    payload = jax.tree.leaves(server.params)
+  else:
+    behind = jax.tree.map(jnp.subtract, server.params, worker.view)
+    payload = _coded(method.down, behind, _key(method, 1, index, server.version))[0]
+  return payload, receive(method, worker, index, payload, server.version)
+
+
+def receive(
+  method: ParameterServer,
+  worker: WorkerState,
+  index: jax.Array,
+  payload: Any,
+  version: jax.Array,
+) -> WorkerState:
+  """Worker `index` after it has received the answer of the server at a version."""
+  if _is_whole(method):
+    view = jax.tree.unflatten(jax.tree.structure(worker.view), payload)
+  else:
+    change = _decoded(method.down, payload, worker.view, _key(method, 1, index, version))
+    view = jax.tree.map(jnp.add, worker.view, change)
+  return worker._replace(view=view, version=version)
+
+
+def _is_whole(method: ParameterServer) -> bool:
+  return method.down.name == 'identity()'
 
 
 def message_bytes(method: ParameterServer, params: Any) -> tuple[int, int]:

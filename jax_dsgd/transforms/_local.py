@@ -87,9 +87,8 @@ def local_steps(
 
   Returns:
     A transform that needs `params`. Sends what outer sends, at meetings; between, the compiled step
-    runs no collective (under vmap, where a condition is a selection, outer is computed each step
-    and used at meetings). State: a copy of the parameters, another where there is a delay, and what
-    inner and outer keep.
+    runs no collective and nothing of outer. A step has no reverse derivative. State: a copy of the
+    parameters, another where there is a delay, and what inner and outer keep.
 
   Raises:
     ValueError: a period below 1 or not an integer, a delay outside [0, period], a pull outside
@@ -150,8 +149,7 @@ def local_steps(
     if at_meeting is not keep:
       there = jax.tree.map(lambda x, u: (x + u).astype(x.dtype), here, way)
       there = collectives.fill(there, params)
-      met = lambda old: collectives.vary_like(at_meeting(old, there), old)  # noqa: E731
-      inner_state = jax.lax.cond(ends, met, lambda old: old, inner_state)
+      (inner_state,) = _once(ends, lambda old: (at_meeting(old, there),), inner_state)
     counters = jnp.where(ends, 0, state.step + 1), state.round + ends.astype(jnp.int32)
     kept = anchor, pending, inner_state, outers if phases else outers[0]
     return collectives.fill(way, stepped), LocalStepsState(*counters, *kept)
@@ -242,40 +240,47 @@ class _Meet:
     self, here: Any, moved: Any, launches: jax.Array, arrives: jax.Array, extra: dict[str, Any]
   ) -> Any:
     """Gives `(way, anchor, pending, outer state)` after this step, from those before."""
-
-    def at_once() -> Any:
-      return self._arrive(here, self._launch(here, moved, extra))
-
-    if not self._delay:
-      return self._if(launches, at_once, moved)
-    moved = self._if(arrives, lambda: self._arrive(here, moved), moved)
-    return self._if(launches, lambda: self._launch(here, moved, extra), moved)
-
-  def _if(self, condition: jax.Array, then: Callable[[], Any], otherwise: Any) -> Any:
-    if not jax.tree.leaves(otherwise[0]):
-      return otherwise
-    same = lambda: collectives.vary_like(then(), otherwise)  # noqa: E731
-    return jax.lax.cond(condition, same, lambda: otherwise)
-
-  def _launch(self, here: Any, moved: Any, extra: dict[str, Any]) -> Any:
-    way, anchor, _, outer_state = moved
-    there = here if self._before_step else jax.tree.map(jnp.add, here, way)
-    delta = jax.tree.map(lambda a, y: (a - y).astype(a.dtype), anchor, there)
-    v, outer_state = self._outer.update(delta, outer_state, anchor, **extra)
-    v = jax.tree.map(lambda v, a: v.astype(a.dtype), v, anchor) if self._delay else v
-    return way, anchor, v, outer_state
-
-  def _arrive(self, here: Any, moved: Any) -> Any:
     way, anchor, pending, outer_state = moved
-    anchor = jax.tree.map(lambda a, v: (a + v).astype(a.dtype), anchor, pending)
+    if not jax.tree.leaves(way):
+      return moved
 
-    def towards(x: jax.Array, u: jax.Array, a: jax.Array) -> jax.Array:
+    def launch(way: Any, anchor: Any, outer_state: Any) -> tuple[Any, Any]:
+      there = here if self._before_step else jax.tree.map(jnp.add, here, way)
+      delta = jax.tree.map(lambda a, y: (a - y).astype(a.dtype), anchor, there)
+      v, outer_state = self._outer.update(delta, outer_state, anchor, **extra)
+      return jax.tree.map(lambda v, a: v.astype(a.dtype), v, anchor), outer_state
+
+    add = lambda anchor, v: jax.tree.map(jnp.add, anchor, v)  # noqa: E731
+    if not self._delay:
+
+      def at_once(anchor: Any, outer_state: Any) -> tuple[Any, Any]:
+        v, outer_state = launch(way, anchor, outer_state)
+        return add(anchor, v), outer_state
+
+      anchor, outer_state = _once(launches, at_once, anchor, outer_state)
+      return self._towards(launches, here, way, anchor), anchor, (), outer_state
+    (anchor,) = _once(arrives, lambda anchor: (add(anchor, pending),), anchor)
+    way = self._towards(arrives, here, way, anchor)
+    send = lambda _, outer_state: launch(way, anchor, outer_state)  # noqa: E731
+    return way, anchor, *_once(launches, send, pending, outer_state)
+
+  def _towards(self, arrives: jax.Array, here: Any, way: Any, anchor: Any) -> Any:
+    def one(x: jax.Array, u: jax.Array, a: jax.Array) -> jax.Array:
       y, later = (x, u) if self._before_step else (x + u, 0)
       back = (a - x) if self._pull == 1 else (y + self._pull * (a - y)) - x
-      return (back + later).astype(u.dtype)
+      return jnp.where(arrives, (back + later).astype(u.dtype), u)
 
-    way = jax.tree.map(towards, here, way, anchor)
-    return way, anchor, pending if self._delay else (), outer_state
+    return jax.tree.map(one, here, way, anchor)
+
+
+def _once(condition: jax.Array, step: Callable[..., Any], *kept: Any) -> Any:
+  """What is kept after one step, or as it is.
+
+  A loop of at most one lap: it changes buffers in place, where a condition copies them, and under
+  `vmap` the lap that no worker takes is not computed.
+  """
+  lap = lambda carry: (carry[0] & False, collectives.vary_like(step(*carry[1]), carry[1]))  # noqa: E731
+  return jax.lax.while_loop(lambda carry: carry[0], lap, (condition, kept))[1]
 
 
 def _joined(parts: Sequence[Any], like: Any) -> Any:

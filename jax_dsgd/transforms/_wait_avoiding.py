@@ -28,18 +28,18 @@ def mix_without_waiting(
 
       y = params + u
       every period-th step   x <- mean over all of y
-      else, on time          b <- y;   x <- mean over the group of b
-      else, late             x <- (S mean over the group of b + y) / (S + 1), with the b of before
+      else                   z = mean over the group of b;   x <- z, if late (S z + y) / (S + 1)
+                             b = y, if late the y of the step before
 
   A worker is late where `control.late` says so: the others took what was in its send buffer, and it
-  adds what it has now to what it finds. Without `control` nobody is late.
+  adds what it has now to what it finds. Then y is in its buffer. Without `control` nobody is late.
 
   Args:
     topology: `one_peer_hypercube(W)`; log2 S of its rounds one after the other are the mean of a
       group, and its period makes the mean of all.
     axis_name: the workers' axis.
     group_size: S, a power of two.
-    period: steps from one mean of all to the next; a late worker's value is younger than that.
+    period: steps from one mean of all to the next.
 
   Returns:
     A transform that needs `params`; last in a chain. Sends the model log2 S times a step, the first
@@ -82,28 +82,27 @@ def mix_without_waiting(
     collectives.require_varying(here, axis_name)
     y = optax.tree.cast_like(moved(params, updates), here)
     late = getattr(extra.get('control'), 'late', None)
-    buffer = y if late is None else _where(late, state.buffer, y)
+    given = y if late is None else _where(late, state.buffer, y)
 
     def over(channel: exchange.Channel, values: Any) -> Any:
       return exchange.send(values, state.exchange, memory=memory, channel=channel)[1:]
 
     def in_group() -> Any:
-      mixed, sent = over(groups, buffer)
+      mixed, sent = over(groups, given)
       if late is not None:
         joined = lambda m, y: (group_size * m + y) / (group_size + 1)  # noqa: E731
         mixed = _where(late, jax.tree.map(joined, mixed, y), mixed)
-      mixed = jax.tree.map(_wide_like, mixed, y)
-      return collectives.vary_like((mixed, sent, buffer), like)
+      return collectives.vary_like((jax.tree.map(_wide_like, mixed, y), sent), like)
 
     def over_all() -> Any:
       mean, sent = over(everybody, y)
-      return collectives.vary_like((jax.tree.map(_wide_like, mean, y), sent, y), like)
+      return collectives.vary_like((jax.tree.map(_wide_like, mean, y), sent), like)
 
-    like = jax.tree.map(_wide_like, y, y), state.exchange, y
+    like = jax.tree.map(_wide_like, y, y), state.exchange
     meets = collectives.uniform((state.exchange.count + 1) % period == 0, axis_name)
-    mixed, sent, buffer = jax.lax.cond(meets, over_all, in_group)
+    mixed, sent = jax.lax.cond(meets, over_all, in_group)
     way = jax.tree.map(jnp.subtract, mixed, here)
-    return as_updates(way, updates, params), WaitAvoidingState(buffer, sent)
+    return as_updates(way, updates, params), WaitAvoidingState(y, sent)
 
   return optax.GradientTransformationExtraArgs(init, update)
 

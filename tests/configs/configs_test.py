@@ -93,7 +93,8 @@ def test_docstring_says_what_to_expect_and_how(name):
 def test_schedules_follow_the_number_of_steps(name):
   config = base.load(_path(name)).get_config()
   config.steps = 77
-  rate = config.to_dict()['algorithm']['learning_rate']
+  algorithm = config.to_dict()['algorithm']
+  rate = algorithm.get('inner', algorithm)['learning_rate']
   assert rate['decay_steps'] == 77 if isinstance(rate, dict) else rate > 0
 
 

@@ -274,6 +274,7 @@ def test_sizes_that_are_refused():
     (lambda: sim.static_groups([[0, 2]]), r'table\[0, 1\] must be from -1 to 1, not 2'),
     (lambda: sim.availability_weighted(0), r'size must be'),
     (lambda: sim.availability_weighted(1, returns=2), r'returns must be from 0 to 1'),
+    (lambda: sim.availability_weighted(1, neighbors=-1), r'neighbors must be an int >= 0, not -1'),
   ],
 )
 def test_parameters_that_are_refused(build, message):

@@ -297,7 +297,7 @@ def test_state_holds_as_many_models_as_it_says_and_shares_no_buffer(name):
     'bvr_l_sgd',
   ],
 )
-def test_collectives_are_in_branches(name):
+def test_collectives_are_in_branches_and_laps(name):
   """None is in the program that always runs, so between meetings nothing crosses."""
   tx, _ = COPIES[name]
   workers = runtime.on_mesh(runtime.make_mesh(workers=W), AXIS)
@@ -310,7 +310,7 @@ def test_collectives_are_in_branches(name):
   state = jax.eval_shape(workers.spmd(tx.init), center)
   text = workers.spmd(step).lower(center, state, center).compile().as_text()
   found = ledger.collectives(text)
-  conditionals = ' '.join(line for line in text.splitlines() if ' conditional(' in line)
+  conditionals = ' '.join(re.findall(r' (?:conditional|while)\(.*', text))
   branches = set(re.findall(r'[\w.\-]+', conditionals))
   assert found and branches
   assert {c.computation for c in found} <= branches

@@ -65,11 +65,11 @@ def test_late_workers_by_hand(walk):
   for t in range(steps):
     y = x + updates[t]
     if (t + 1) % period == 0:
-      x, buffer = np.tile(y.mean(0), (8, 1)), y
+      x = np.tile(y.mean(0), (8, 1))
     else:
-      buffer = np.where(late[t][:, None], buffer, y)
-      mean = group_matrix(8, 4, t) @ buffer
+      mean = group_matrix(8, 4, t) @ np.where(late[t][:, None], buffer, y)
       x = np.where(late[t][:, None], (4 * mean + y) / 5, mean)
+    buffer = y
     np.testing.assert_allclose(history[t], x, atol=1e-5)
 
 

@@ -1,0 +1,1 @@
+"""Runs of many processes that are started from one command."""
