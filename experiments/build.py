@@ -46,6 +46,7 @@ _NAMESPACES: dict[str, tuple[Any, Any]] = {
   'inner': (optax, optax.GradientTransformationExtraArgs),
   'outer': (optax, optax.GradientTransformationExtraArgs),
   'server': (algorithms, servers.ParameterServer),
+  'prox': (transforms, transforms.Prox),
   'cluster': (clusters, clusters.Cluster),
   'law': (clusters, clusters.Law),
   'policy': (simulation, simulation.Policy),

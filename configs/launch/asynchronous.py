@@ -36,13 +36,14 @@ def get_config(variant: str = 'async_local_sgd') -> ml_collections.ConfigDict:
     'method': {'name': 'async_sgd', 'learning_rate': 0.1},
   })  # fmt: skip
   inner = {'name': 'sgd', 'learning_rate': 0.1}
+  prox = {'name': 'soft_threshold', 'strength': 1e-4}
   methods: dict[str, dict[str, Any]] = {
     'async_sgd': {},
     'async_local_sgd': {
       'method': {'name': 'async_local_sgd', 'inner': inner},
       'local_steps': (8, 4, 2, 1),
     },
-    'dap_sgd': {'method': {'name': 'dap_sgd', 'learning_rate': 0.1, 'prox': {'l1': 1e-4}}},
+    'dap_sgd': {'method': {'name': 'dap_sgd', 'learning_rate': 0.1, 'prox': prox}},
     'dgs': {'method': {'name': 'dgs', 'learning_rate': 0.1, 'fraction': 0.02}},
   }
   smoke = {'workers': 3, 'steps': 12, 'delays': (0.0, 0.02, 0.05), 'checkpoint_every': 4}

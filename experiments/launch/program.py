@@ -12,7 +12,6 @@ import numpy as np
 from configs import base
 from experiments import build
 from experiments.data import datasets
-from experiments.launch import methods
 from experiments.models import losses
 from jax_dsgd import servers, simulation
 
@@ -63,7 +62,9 @@ def program(settings: Mapping[str, Any]) -> Program:
   dataset = make('dataset')
   parts = make('split', dataset=dataset, workers=settings['workers'])
   model = make('model', dataset=dataset)
-  method = methods.from_config(settings['method'], workers=settings['workers'])
+  method = build.construct(
+    'server', settings['method'], field='config.method', context={'workers': settings['workers']}
+  )
   loss = lambda params, *batch: losses.loss(model, params, *batch)  # noqa: E731
   sizes = jnp.array([part.size for part in parts])
   table = jnp.array([np.resize(part, max(part.size for part in parts)) for part in parts])

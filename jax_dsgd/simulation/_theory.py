@@ -46,6 +46,9 @@ class WorkerCount(NamedTuple):
 def stability_threshold(delay: int) -> float:
   """Returns 2 cos(delay pi / (2 delay + 1)): from this step on a fixed delay does not converge.
 
+  Reference: Yu, Chen and Poor, Distributed SGD with staleness: a stochastic delay differential
+  equation based framework, 2024, arXiv 2406.11159 (there in continuous time).
+
   Args:
     delay: the age of every gradient, in updates.
 
@@ -100,8 +103,10 @@ def dominant_root(
   Then dx/dt = -gain x(t - D) decays as exp(Re(s) t), and is stable if Re(s) < 0. The roots are the
   eigenvalues of the equation's generator on Chebyshev points, the rightmost of them polished by
   Newton's method.
-  Reference: Breda, Maset and Vermiglio, Pseudospectral differencing methods for characteristic
-  roots of delay differential equations, 2005.
+  Reference: Yu, Chen and Poor, Distributed SGD with staleness: a stochastic delay differential
+  equation based framework, 2024, arXiv 2406.11159; the root is found as in
+  Breda, Maset and Vermiglio, Pseudospectral differencing methods for characteristic roots of delay
+  differential equations, 2005.
 
   Args:
     gain: a = step size x curvature x updates a second, > 0.
@@ -142,6 +147,9 @@ def best_worker_count(step: float, most: int) -> WorkerCount:
   With M workers a gradient has the age M - 1 and M updates fall into the time of one computation,
   so the speed is -M log(contraction). More workers are not always faster: their updates are more,
   and older.
+
+  Reference: Yu, Chen and Poor, Distributed SGD with staleness: a stochastic delay differential
+  equation based framework, 2024, arXiv 2406.11159.
 
   Args:
     step: h > 0, the step size times the curvature.

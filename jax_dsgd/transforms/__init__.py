@@ -8,6 +8,7 @@ from jax_dsgd.transforms._asynchronous import delayed_nesterov as delayed_nester
 from jax_dsgd.transforms._asynchronous import discount_staleness as discount_staleness
 from jax_dsgd.transforms._asynchronous import proximal as proximal
 from jax_dsgd.transforms._asynchronous import reduce_variance as reduce_variance
+from jax_dsgd.transforms._asynchronous import soft_threshold as soft_threshold
 from jax_dsgd.transforms._block_cyclic import BlockAverageState as BlockAverageState
 from jax_dsgd.transforms._block_cyclic import ChainsState as ChainsState
 from jax_dsgd.transforms._block_cyclic import average_by_block as average_by_block

@@ -173,6 +173,28 @@ def proximal(prox: Prox, learning_rate: optax.ScalarOrSchedule) -> optax.Gradien
   return optax.GradientTransformation(init, update)
 
 
+def soft_threshold(strength: float) -> Prox:
+  """The proximal operator of `strength |x|_1`: entries move towards 0 by `strength lr`, and stop.
+
+  Args:
+    strength: >= 0.
+
+  Returns:
+    For `proximal`.
+
+  >>> [round(float(x), 6) for x in soft_threshold(2.0)(jnp.array([1.0, -1.0, 0.1]), 0.1)]
+  [0.8, -0.8, 0.0]
+  """
+  if not strength >= 0:
+    raise ValueError(f'soft_threshold got strength={strength!r}; accepted are numbers >= 0')
+
+  def prox(x: Any, rate: jax.typing.ArrayLike) -> Any:
+    shrink = lambda x: jnp.sign(x) * jnp.maximum(jnp.abs(x) - strength * rate, 0)  # noqa: E731
+    return jax.tree.map(shrink, x)
+
+  return prox
+
+
 class SvrgState(NamedTuple):
   """The state of `reduce_variance`: steps, the snapshot, and the full gradient there."""
 

@@ -221,7 +221,7 @@ def coded_sum(code: codes.GradientCode, *, axis_name: str) -> optax.GradientTran
     updates once, in an all-reduce.
 
   Reference: Tandon, Lei, Dimakis, Karampatziakis, "Gradient Coding", arXiv 1612.03301; one level of
-    the trees of `weighted_sum`.
+    a tree of CodedReduce, arXiv 1902.01981, see `weighted_sum`.
   """
   table = codes.decode_table(code)
 

@@ -14,7 +14,7 @@ import pytest
 
 from configs import base
 from experiments import metrics
-from experiments.launch import actors, asynchronous, methods, program
+from experiments.launch import actors, asynchronous, program
 from jax_dsgd import simulation
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -150,11 +150,6 @@ def test_a_model_that_is_not_finite_is_not_saved(tmp_path):
     machines.push(k)
   with pytest.raises(FloatingPointError, match='not finite after 5 pushes'):
     machines.server.save(*machines.states)
-
-
-def test_l1_moves_towards_zero_and_stops_there():
-  moved = methods.l1(2.0)({'x': jnp.array([1.0, -1.0, 0.1])}, 0.1)
-  np.testing.assert_allclose(moved['x'], [0.8, -0.8, 0.0], rtol=1e-6)
 
 
 class Command:
