@@ -35,8 +35,10 @@ def gantt(axes: Axes, trace: simulate.Trace, *, until: float | None = None) -> N
     until: simulated seconds shown; all if None.
   """
   end = until or float(trace.seconds[-1])
-  draw = _pushes if isinstance(trace, simulation.EventTrace) else _meetings
-  draw(axes, trace, end)
+  if isinstance(trace, simulation.EventTrace):
+    _pushes(axes, trace, end)
+  else:
+    _meetings(axes, trace, end)
   axes.set(xlim=(0, end), ylim=(trace.workers - 0.4, -0.6), xlabel=_LABEL, ylabel='worker')
   axes.yaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   for side in ('top', 'right'):

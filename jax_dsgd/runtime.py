@@ -51,11 +51,17 @@ class Workers:
   mesh: Mesh | None = None
   sharding: NamedSharding | None = None
 
-  def spmd(self, function: Callable[..., Any]) -> Callable[..., Any]:
+  def spmd(self, function: Callable[..., Any], *, at_once: int | None = None) -> Callable[..., Any]:
     """The function of one worker as a function of all: arguments and results become W rows.
 
     It is jitted, so make it once, before the loop; wrap it in `jax.jit` once more to donate what it
     replaces. It also works inside `jax.lax.scan`.
+
+    Args:
+      function: of one worker.
+      at_once: of a function that communicates nothing, such as a gradient: compute so many
+        simulated workers at a time, so that their models stay in the cache; None for all. On a mesh
+        workers are at once.
 
     Raises:
       ValueError: when called, an argument with a leaf that has not W rows, by name.
@@ -63,6 +69,8 @@ class Workers:
 
     def per_worker(*rows: Any) -> Any:
       self._require_rows(rows)
+      if self.mesh is None and at_once is not None and self.sharding is None:
+        return jax.lax.map(lambda row: function(*row), rows, batch_size=at_once)
       if self.mesh is None:
         mapped = jax.vmap(function, axis_name=self.axis_name, axis_size=self.count)
         return self._spread(mapped(*self._spread(rows)))

@@ -284,3 +284,13 @@ def test_a_mesh_whose_workers_lie_on_the_second_axis():
   assert workers.count == 2
   mean = jax.jit(workers.spmd(lambda x: collectives.mean(x, AXIS)))(workers.place(jnp.arange(2.0)))
   assert mean.tolist() == [0.5, 0.5]
+
+
+def test_what_communicates_nothing_may_be_computed_some_workers_at_a_time():
+  workers = runtime.simulate(7)
+  double = workers.spmd(lambda x, y: 2 * x + y, at_once=3)
+  rows = jnp.arange(7.0)
+  np.testing.assert_array_equal(double(rows, rows), 3 * rows)
+  mean = workers.spmd(lambda x: collectives.mean(x, 'workers'), at_once=3)
+  with pytest.raises(ValueError, match="axis_name='workers' is not bound here"):
+    mean(rows)

@@ -60,7 +60,7 @@ def dynamic_local_updates(
     visits = np.zeros(view.workers, int)
     return {'opened': 0.0, 'ends': -1.0, 'waiting': [], 'visits': visits}
 
-  policy = Policy(f'dynamic_local_updates({steps})', amount=amount, memory=memory)
+  policy = Policy(f'dynamic_local_updates({steps})', amount=amount, memory=memory, plays='events')
   return policy._replace(resumes=resumes) if grace else policy
 
 
@@ -105,7 +105,7 @@ def adaptive_hogbatch(
       )
     return first.astype(float)
 
-  return Policy('adaptive_hogbatch', amount=amount, memory=memory)
+  return Policy('adaptive_hogbatch', amount=amount, memory=memory, plays='events')
 
 
 def dynamic_batching(
@@ -161,7 +161,7 @@ def dynamic_batching(
     even = _to_sum(np.ones(n), total, least, most)
     return {'round': 0, 'seconds': np.full(n, np.nan), 'batch': even}
 
-  return Policy(f'dynamic_batching({total})', amount=amount, memory=memory)
+  return Policy(f'dynamic_batching({total})', amount=amount, memory=memory, plays='rounds')
 
 
 def _to_sum(aims: np.ndarray, total: int, least: int, most: int) -> np.ndarray:

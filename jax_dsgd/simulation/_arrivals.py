@@ -18,7 +18,7 @@ def bulk() -> Policy:
   >>> bulk().name
   'bulk'
   """
-  return Policy('bulk')
+  return Policy('bulk', plays='rounds')
 
 
 def fastest(k: int) -> Policy:
@@ -28,7 +28,7 @@ def fastest(k: int) -> Policy:
     k: arrivals, >= 1; fewer where fewer work.
   """
   k = _checks.whole_number('fastest: k', k)
-  return Policy(f'fastest({k})', meet=lambda view: _first(view, k, goes_on=False))
+  return Policy(f'fastest({k})', meet=lambda view: _first(view, k, goes_on=False), plays='rounds')
 
 
 def _first(view: View, k: int, *, goes_on: bool) -> Meeting:
@@ -60,7 +60,7 @@ def elastic_norm(beta: float) -> Policy:
     working = int(np.isfinite(view.arrivals).sum())
     return _first(view, math.ceil(beta * working - 1e-9), goes_on=True)
 
-  return Policy(f'elastic_norm({beta:g})', meet=meet)
+  return Policy(f'elastic_norm({beta:g})', meet=meet, plays='rounds')
 
 
 def elastic_variance(deadline: float) -> Policy:
@@ -84,7 +84,7 @@ def elastic_variance(deadline: float) -> Policy:
     on_time = view.arrivals <= end
     return Meeting(np.where(on_time, 0, -1), np.where(on_time | ~working, end, np.inf))
 
-  return Policy(f'elastic_variance({deadline:g})', meet=meet)
+  return Policy(f'elastic_variance({deadline:g})', meet=meet, plays='rounds')
 
 
 def adaptive_fastest(
@@ -136,7 +136,9 @@ def adaptive_fastest(
   def meet(view: View) -> Meeting:
     return _first(view, int(view.memory['pair'][1]) + 1, goes_on=False)
 
-  return Policy('adaptive_fastest', choose=choose, amount=amount, meet=meet, memory=memory)
+  return Policy(
+    'adaptive_fastest', choose=choose, amount=amount, meet=meet, memory=memory, plays='rounds'
+  )
 
 
 def _order_means(view: View, work: float, draws: int) -> np.ndarray:

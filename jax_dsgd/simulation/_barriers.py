@@ -18,7 +18,7 @@ def asp() -> Policy:
   >>> asp().resumes(None, 0)
   [0]
   """
-  return Policy('asp')
+  return Policy('asp', plays='events')
 
 
 def bsp() -> Policy:
@@ -40,7 +40,7 @@ def ssp(slack: int) -> Policy:
   def memory(view: View) -> _Sampled:
     return _Sampled(view.rng, view.workers, view.workers - 1, slack)
 
-  return Policy(f'ssp({slack})', _sampled, memory=memory)
+  return Policy(f'ssp({slack})', _sampled, memory=memory, plays='events')
 
 
 def psp(sample: int, slack: int = 0) -> Policy:
@@ -66,7 +66,7 @@ def psp(sample: int, slack: int = 0) -> Policy:
       view.rng, view.workers, _checks.whole_number('psp: sample', sample, least=0, most=most), slack
     )
 
-  return Policy(f'psp({sample}, {slack})', _sampled, memory=memory)
+  return Policy(f'psp({sample}, {slack})', _sampled, memory=memory, plays='events')
 
 
 def _sampled(view: View, worker: int) -> list[int]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from jax_dsgd import clusters
 from jax_dsgd.simulation import _checks
-from jax_dsgd.simulation._policy import Policy, View, check_seconds, check_task
+from jax_dsgd.simulation._policy import Policy, View, check_plays, check_seconds, check_task
 from jax_dsgd.simulation._trace import EventTrace
 
 
@@ -49,6 +49,7 @@ def simulate_events(
   >>> simulate_events(clusters.with_stragglers(2, fraction=0.5), Policy('free'), until=10)
   EventTrace(events=14, workers=2, seconds=10)
   """
+  check_plays(policy, 'events')
   most, end = _horizon('simulate_events', 'events', events, until)
   up_bytes = _checks.number('simulate_events: up_bytes', up_bytes)
   down_bytes = _checks.number('simulate_events: down_bytes', down_bytes)

@@ -41,7 +41,7 @@ def static_groups(table: npt.ArrayLike) -> Policy:
     group = np.where(np.isfinite(view.arrivals), table[view.round % len(table)], -1)
     return Meeting(group, _over_groups(np.maximum, view.arrivals, group))
 
-  return Policy('static_groups', choose=choose, meet=meet, central=False)
+  return Policy('static_groups', choose=choose, meet=meet, central=False, plays='rounds')
 
 
 def _over_groups(reduce: np.ufunc, values: np.ndarray, group: np.ndarray) -> np.ndarray:
@@ -100,7 +100,7 @@ def wait_avoiding_groups(size: int, period: int, *, grace: float = 0.0) -> Polic
     return Meeting(group, np.maximum(arrivals, meets), staleness)
 
   name = f'wait_avoiding_groups({size}, {period})'
-  return Policy(name, meet=meet, memory=memory, central=False)
+  return Policy(name, meet=meet, memory=memory, central=False, plays='rounds')
 
 
 def _butterfly(t: int, size: int, workers: int) -> np.ndarray:
@@ -162,4 +162,4 @@ def group_generator(size: int, *, threshold: int | None = None) -> Policy:
     return Meeting(group, ends)
 
   name = f'group_generator({size}, {threshold})'
-  return Policy(name, meet=meet, memory=memory, central=False)
+  return Policy(name, meet=meet, memory=memory, central=False, plays='rounds')

@@ -127,6 +127,7 @@ class Policy(NamedTuple):
     memory: view -> anything that the hooks remember in one run, as `view.memory`.
     central: whether rounds go through a server, one message each way, or groups average by a ring
       all-reduce: it decides what messages cost.
+    plays: 'events' or 'rounds', where it says nothing of the other; '' for both.
 
   >>> Policy('everyone at once').central
   True
@@ -139,6 +140,16 @@ class Policy(NamedTuple):
   meet: Callable[[View], Meeting] = together
   memory: Callable[[View], Any] = lambda view: None
   central: bool = True
+  plays: str = ''
+
+
+def check_plays(policy: Policy, what: str) -> None:
+  """Refuses a policy of rounds for events, whose hooks would not be asked, and the reverse."""
+  if policy.plays not in ('', what):
+    raise ValueError(
+      f'{policy.name}: a policy of {policy.plays} must be given to simulate_{policy.plays}, not to '
+      f'simulate_{what}'
+    )
 
 
 def check_task(name: str, view: View, worker: int, task: Task) -> tuple[int, int, int]:

@@ -8,7 +8,14 @@ import numpy as np
 
 from jax_dsgd import clusters
 from jax_dsgd.simulation import _checks
-from jax_dsgd.simulation._policy import Meeting, Policy, View, check_seconds, check_task
+from jax_dsgd.simulation._policy import (
+  Meeting,
+  Policy,
+  View,
+  check_plays,
+  check_seconds,
+  check_task,
+)
 from jax_dsgd.simulation._trace import RoundTrace, members_of
 
 _PATIENCE = 10_000  # rounds in which nothing may happen while workers come and go
@@ -50,6 +57,7 @@ def simulate_rounds(
   >>> simulate_rounds(clusters.with_stragglers(4, fraction=0.25), Policy('all'), rounds=2).seconds
   array([ 5., 10.])
   """
+  check_plays(policy, 'rounds')
   if (rounds is None) == (until is None):
     raise ValueError(
       f'simulate_rounds: give rounds or until, not rounds={rounds!r} and until={until!r}'

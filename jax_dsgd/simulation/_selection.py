@@ -106,7 +106,9 @@ def availability_weighted(
     chosen[best] = True
     return chosen
 
-  return Policy(f'availability_weighted({size}, {score.__name__})', choose=choose, memory=memory)
+  return Policy(
+    f'availability_weighted({size}, {score.__name__})', choose=choose, memory=memory, plays='rounds'
+  )
 
 
 def _fail_together(
