@@ -244,24 +244,27 @@ class _Meet:
     if not jax.tree.leaves(way):
       return moved
 
-    def launch(way: Any, anchor: Any, outer_state: Any) -> tuple[Any, Any]:
-      there = here if self._before_step else jax.tree.map(jnp.add, here, way)
+    def launch(there: Any, anchor: Any, outer_state: Any) -> tuple[Any, Any]:
       delta = jax.tree.map(lambda a, y: (a - y).astype(a.dtype), anchor, there)
       v, outer_state = self._outer.update(delta, outer_state, anchor, **extra)
       return jax.tree.map(lambda v, a: v.astype(a.dtype), v, anchor), outer_state
 
     add = lambda anchor, v: jax.tree.map(jnp.add, anchor, v)  # noqa: E731
+    # Loops see where the worker is, and not the parameters, whose buffer may be donated.
+    at = lambda way: here if self._before_step else add(here, way)  # noqa: E731
     if not self._delay:
+      there = at(way)
 
       def at_once(anchor: Any, outer_state: Any) -> tuple[Any, Any]:
-        v, outer_state = launch(way, anchor, outer_state)
+        v, outer_state = launch(there, anchor, outer_state)
         return add(anchor, v), outer_state
 
       anchor, outer_state = _once(launches, at_once, anchor, outer_state)
       return self._towards(launches, here, way, anchor), anchor, (), outer_state
     (anchor,) = _once(arrives, lambda anchor: (add(anchor, pending),), anchor)
     way = self._towards(arrives, here, way, anchor)
-    send = lambda _, outer_state: launch(way, anchor, outer_state)  # noqa: E731
+    there = at(way)
+    send = lambda _, outer_state: launch(there, anchor, outer_state)  # noqa: E731
     return way, anchor, *_once(launches, send, pending, outer_state)
 
   def _towards(self, arrives: jax.Array, here: Any, way: Any, anchor: Any) -> Any:
