@@ -219,3 +219,23 @@ def test_one_worker_sends_nothing():
   updates, state = step(jnp.ones((1, 3)))
   assert updates.tolist() == [[1, 1, 1]]
   assert ledger.bytes_sent(jax.device_get(state)).tolist() == [0]
+
+
+def test_codes_nest_on_the_axes_of_a_tree():
+  """Levels of axes: a straggler in each row and column of a grid, and the sum over all parts."""
+  code, rng = codes.gradient_code(4, 1, seed=0), np.random.default_rng(0)
+  parts = rng.normal(size=(4, 4, 3))
+  coded = np.einsum('ip,jq,pqd->ijd', code.matrix, code.matrix, parts).astype(np.float32)
+  alive = ~np.eye(4, dtype=bool)[rng.permutation(4)]
+  coded[~alive] = np.nan
+  tx = optax.chain(
+    transforms.coded_sum(code, axis_name='children'), transforms.coded_sum(code, axis_name='nodes')
+  )
+
+  def worker(update, active):
+    control = transforms.Control(active=active)
+    return tx.update(update, tx.init(update), control=control)[0]
+
+  levels = jax.vmap(jax.vmap(worker, axis_name='children'), axis_name='nodes')
+  total = levels(jnp.asarray(coded), jnp.asarray(alive))
+  np.testing.assert_allclose(total, np.tile(parts.sum((0, 1)), (4, 4, 1)), rtol=2e-5, atol=2e-5)
