@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 
 from jax_dsgd import runtime, topologies, transforms
+
+nnx = pytest.importorskip('flax.nnx')  # of the experiments, not of the library alone
 
 AXIS, TWO = 'workers', runtime.simulate(2)
 
