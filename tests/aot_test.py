@@ -14,7 +14,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jax_dsgd import compressors, ledger, memories, runtime, topologies, transforms
+from jax_dsgd import algorithms, compressors, ledger, memories, runtime, topologies, transforms
 
 pytestmark = [
   pytest.mark.aot,
@@ -84,5 +84,25 @@ def test_a_bfloat16_mean_stays_narrow(chips):
   workers = runtime.on_mesh(Mesh(chips, ('workers',), axis_types=(AxisType.Auto,)), 'workers')
   cast, none = compressors.cast('bfloat16'), memories.none()
   tx = transforms.compressed_mean(cast, axis_name='workers', memory=none)
-  found = crossing(workers, tx, {'kernel': (), 'bias': ()})
+  with pytest.warns(UserWarning, match='puts more on a link than the dense mean'):
+    found = crossing(workers, tx, {'kernel': (), 'bias': ()})
   assert sum(c.nbytes for c in found) == 2 * (KERNEL + BIAS)
+
+
+def test_tracking_permutes_the_model_and_the_tracked_momentum_by_shards(chips):
+  mesh = Mesh(chips.reshape(4, 4), ('workers', 'model'), axis_types=(AxisType.Auto,) * 2)
+  workers = runtime.on_mesh(mesh, 'workers')
+  tx = algorithms.momentum_tracking(0.1, topologies.ring(4), axis_name='workers')
+  found = crossing(workers, workers.per_shard(tx, SPECS), SPECS)
+  assert {c.kind for c in found} == {'collective-permute'}
+  assert len(found) <= 2 * 2  # a message of each to two neighbours, whatever the leaves
+  assert sum(c.nbytes for c in found) == 2 * 2 * 4 * (KERNEL // 4 + BIAS)
+
+
+def test_local_steps_meet_in_a_loop_of_one_lap_or_none(chips):
+  workers = runtime.on_mesh(Mesh(chips, ('workers',), axis_types=(AxisType.Auto,)), 'workers')
+  tx = algorithms.local_sgd(0.1, 8, axis_name='workers')
+  found = crossing(workers, tx, {'kernel': (), 'bias': ()})
+  assert {c.kind for c in found} == {'all-reduce'}
+  assert sum(c.nbytes for c in found) == 4 * (KERNEL + BIAS)
+  assert not any('main' in c.computation for c in found)
