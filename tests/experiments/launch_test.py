@@ -166,7 +166,7 @@ class Command:
         command, env=environment, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT
       )
 
-  def wait_for(self, pattern, after=0, seconds=90):
+  def wait_for(self, pattern, after=0, seconds=180):
     """The first match that begins at or behind a place of the log."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
