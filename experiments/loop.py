@@ -17,6 +17,8 @@ from experiments import build, evaluation, metrics, simulate
 from experiments.models import losses
 from jax_dsgd import checkpoint, ledger, runtime
 
+_AT_ONCE = 32  # gradients of simulated workers: more models than these leave the cache
+
 
 class Program(NamedTuple):
   """The parts of a run. `rows` is {'params', 'state'}, each leaf with one row a worker.
@@ -136,12 +138,14 @@ def _init_function(experiment: build.Experiment) -> Callable[[], Any]:
 def _chunk_function(experiment: build.Experiment) -> Any:
   workers, model, tx = experiment.workers, experiment.model, experiment.tx
 
-  def worker_step(params: Any, state: Any, batch: tuple[jax.Array, jax.Array], control: Any) -> Any:
-    batch_loss = lambda params: losses.loss(model, params, *batch)  # noqa: E731
-    loss, gradients = jax.value_and_grad(batch_loss)(params)
-    extra = {'grad_fn': jax.grad(batch_loss), 'control': control}
+  def batch_gradient(params: Any, batch: tuple[jax.Array, jax.Array]) -> Any:
+    return jax.value_and_grad(lambda params: losses.loss(model, params, *batch))(params)
+
+  def worker_step(params: Any, state: Any, gradients: Any, batch: Any, control: Any) -> Any:
+    grad_fn = lambda params: batch_gradient(params, batch)[1]  # noqa: E731
+    extra = {'grad_fn': grad_fn, 'control': control}
     updates, state = tx.update(gradients, state, params, **extra)
-    return optax.apply_updates(params, updates), state, loss
+    return optax.apply_updates(params, updates), state
 
   @functools.partial(jax.jit, donate_argnums=0)
   def chunk(rows: Any, data: Any, fed: Any, count: jax.Array) -> Any:
@@ -150,7 +154,10 @@ def _chunk_function(experiment: build.Experiment) -> Any:
       rows, history = carry
       indices, control = jax.tree.map(lambda x: x[i], fed)
       batch = jax.tree.map(lambda x: x[indices], data)
-      params, state, loss = workers.spmd(worker_step)(rows['params'], rows['state'], batch, control)
+      loss, gradients = workers.spmd(batch_gradient, at_once=_AT_ONCE)(rows['params'], batch)
+      params, state = workers.spmd(worker_step)(
+        rows['params'], rows['state'], gradients, batch, control
+      )
       return {'params': params, 'state': state}, history.at[i].set(loss)
 
     history = jnp.zeros(fed[0].shape[:2], jnp.float32)
