@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ pytestmark = [
 
 def bytes_of_sockets():
   """Bytes that this process has sent (and seen acknowledged) and received over TCP so far."""
+  time.sleep(0.3)  # the last acknowledgements are on their way
   total = 0
   for name in os.listdir('/proc/self/fd'):
     try:
