@@ -304,8 +304,9 @@ def dream_ddp(
   >>> tx = dream_ddp(optax.sgd(0.1), 2, axis_name='workers', phases=lambda path, like: [1])
 
   Reference: Tang et al., "DreamDDP: Accelerating Data Parallel Distributed LLM Training with
-    Layer-wise Scheduled Partial Synchronization", arXiv 2502.11058. Whether a mean is hidden is up
-    to XLA's scheduler.
+    Layer-wise Scheduled Partial Synchronization", arXiv 2502.11058. A mean is in a loop of one
+    lap or none, which XLA does not overlap with the backward pass: what that would save is priced
+    (`planning.plan_phases`), not measured.
   """
   outer = optax.chain(transforms.mean_over(axis_name), optax.sgd(1.0))
   return transforms.local_steps(inner, outer, period, phases=phases, meet_before_step=True)

@@ -27,6 +27,7 @@ from jax_dsgd.simulation._policy import Task as Task
 from jax_dsgd.simulation._policy import View as View
 from jax_dsgd.simulation._prices import dap_throughput as dap_throughput
 from jax_dsgd.simulation._prices import layered_seconds as layered_seconds
+from jax_dsgd.simulation._prices import overlapped_seconds as overlapped_seconds
 from jax_dsgd.simulation._prices import tap_throughput as tap_throughput
 from jax_dsgd.simulation._replay import Replayed as Replayed
 from jax_dsgd.simulation._replay import controls as controls

@@ -27,6 +27,25 @@ def layered_seconds(*, compute: float, intra: float, inter: float, load: float) 
   return compute + intra + max(inter, load)
 
 
+def overlapped_seconds(period: int, *, compute: float, communicate: float) -> float:
+  """Seconds of a round whose mean is used a round later: `max(period compute, communicate)`.
+
+  Nobody waits where `communicate <= period compute`; used at once, it takes their sum.
+  Reference: Wang, Liang, Joshi, Overlap Local-SGD, 2020, arXiv 2002.09539.
+
+  Args:
+    period: local steps a round.
+    compute: seconds of a local step.
+    communicate: seconds of a mean.
+
+  >>> overlapped_seconds(4, compute=0.5, communicate=1.5)
+  2.0
+  """
+  period = _checks.whole_number('overlapped_seconds: period', period)
+  compute = _checks.number('overlapped_seconds: compute', compute)
+  return max(period * compute, _checks.number('overlapped_seconds: communicate', communicate))
+
+
 def tap_throughput(workers: int, *, gradient: float, prox: float, add: float) -> float:
   """Updates a second of TAP-SGD, whose server does the proximal step: `min(p / g, 1 / (prox + a))`.
 

@@ -63,8 +63,9 @@ def local_steps(
 
   With a delay of d steps, v is on its way for so long: it is computed at the end of a round and
   reaches anchor and params d steps later. If that is the end of the next round, params are pulled
-  first, and what they are then is the way that is sent. Within one compiled program of several
-  steps (`Workers.scan`) nothing waits for v before that step; between programs, JAX waits.
+  first, and what they are then is the way that is sent. Nothing reads v before it arrives, but a
+  loop or a condition is a barrier to XLA's scheduler, and so is the end of a program: what a delay
+  saves is priced (`simulation.overlapped_seconds`), not measured.
 
   With phases, each leaf meets at steps of its own in a round, not at its end.
 

@@ -12,6 +12,14 @@ def test_layers_hide_the_shorter_of_loading_and_the_mean_between_nodes():
   assert sim.layered_seconds(**parts | {'load': 0.0}) == pytest.approx(1.7)
 
 
+@pytest.mark.parametrize(('communicate', 'waited'), [(0.0, 0.0), (1.0, 0.0), (1.5, 0.5)])
+def test_a_mean_that_arrives_a_round_late_blocks_only_for_what_outlasts_the_round(
+  communicate, waited
+):
+  seconds = sim.overlapped_seconds(2, compute=0.5, communicate=communicate)
+  assert seconds - 2 * 0.5 == pytest.approx(waited)
+
+
 def test_the_server_that_carries_the_prox_saturates():
   cost = dict(gradient=1.0, prox=0.2, add=0.01)
   tap = [sim.tap_throughput(p, **cost) for p in (1, 4, 16, 64)]
