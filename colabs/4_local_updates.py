@@ -78,8 +78,9 @@ def rounds(tx, period, count, workers=workers):
   history = []
   for _ in range(count):
     carry, _ = run(carry, problems)
-    history.append(jnp.linalg.norm(dsgd.runtime.average(carry[0]) - best))
-  return jnp.array(history), dsgd.runtime.average(carry[0])
+    mean = dsgd.runtime.average(carry[0])
+    history.append(float(jnp.linalg.norm(mean - best)))  # waits: one program at a time on CPU
+  return jnp.array(history), mean
 
 
 # %% [markdown]

@@ -241,6 +241,9 @@ def on_mesh(mesh: Mesh, axis_name: str) -> Workers:
 def make_mesh(**sizes: int) -> Mesh:
   """A mesh with the named axes, all Auto: `make_mesh(workers=2, model=4)`.
 
+  On virtual CPU devices wait for the result of a program before the next one is called
+  (`jax.block_until_ready`): with many in flight XLA may lack threads for a collective, and abort.
+
   Raises:
     ValueError: more devices than there are; fewer is fine.
   """
