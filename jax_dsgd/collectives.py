@@ -324,20 +324,20 @@ def mix_by_matrix(tree: Any, matrix: jax.Array, axis_name: str) -> Any:
   It may change every step. Each worker mixes a piece of all trees: two all-to-alls a word size, and
   the memory and bytes of an all-reduce, however dense the matrix is.
   """
-  workers = worker_count(axis_name)
-
-  def cut(x: jax.Array) -> jax.Array:
-    flat = _wide(x).reshape(-1)
-    return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
-
-  pieces = trade_rows(jax.tree.map(cut, tree), axis_name)
-  mixed = jax.tree.map(lambda rows: _times(matrix, rows), pieces)
-  whole = lambda x, rows: rows.reshape(-1)[: x.size].reshape(x.shape)  # noqa: E731
+  pieces = jax.tree.map(lambda x: cut(_wide(x), worker_count(axis_name)), tree)
+  times = lambda rows: jnp.dot(matrix.astype(rows.dtype), rows, precision='highest')  # noqa: E731
+  mixed = jax.tree.map(times, trade_rows(pieces, axis_name))
   return jax.tree.map(whole, tree, trade_rows(mixed, axis_name))
 
 
-def _times(matrix: jax.Array, rows: jax.Array) -> jax.Array:
-  return jnp.dot(matrix.astype(rows.dtype), rows, precision=jax.lax.Precision.HIGHEST)
+def cut(x: jax.Array, workers: int) -> jax.Array:
+  """A leaf as one row a worker, filled up with zeros."""
+  return jnp.pad(x.reshape(-1), (0, -x.size % workers)).reshape(workers, -1)
+
+
+def whole(like: jax.Array, rows: jax.Array) -> jax.Array:
+  """Undoes `cut`."""
+  return rows.reshape(-1)[: like.size].reshape(like.shape)
 
 
 def require_size(topology: topologies.Topology, axis_name: str) -> None:

@@ -161,8 +161,8 @@ def two_phase_mean(compressor: Choice, *, axis_name: str, server: memories.Memor
     ]
     mean = jax.tree.unflatten(treedef, [x / workers for x in total])
     _, received, state = server.send(state, mean, through)
-    own = jax.tree.map(_whole, tree, jax.tree.unflatten(treedef, there.own))
-    received = collectives.vary(jax.tree.map(_whole, tree, received), axis_name)
+    own = jax.tree.map(collectives.whole, tree, jax.tree.unflatten(treedef, there.own))
+    received = collectives.vary(jax.tree.map(collectives.whole, tree, received), axis_name)
     sent = there.nbytes + ledger.payload_bytes(back) if workers > 1 else 0
     return Delivery(own, received, state, (sent,))
 
@@ -170,14 +170,7 @@ def two_phase_mean(compressor: Choice, *, axis_name: str, server: memories.Memor
 
 
 def _cut(x: jax.Array, workers: int) -> jax.Array:
-  """A leaf as one row a worker, filled up with zeros."""
-  flat = x.reshape(-1).astype(jnp.float32)
-  return jnp.pad(flat, (0, -flat.size % workers)).reshape(workers, -1)
-
-
-def _whole(like: jax.Array, rows: jax.Array) -> jax.Array:
-  """Undoes `_cut`."""
-  return rows.reshape(-1)[: like.size].reshape(like.shape)
+  return collectives.cut(x.astype(jnp.float32), workers)
 
 
 def _by_rows(compressor: compressors.Compressor) -> compressors.Compressor:
@@ -327,7 +320,7 @@ def send(
 
   def through(tree: Any) -> tuple[Any, Any]:
     if trigger is not None:
-      news.append(trigger(_squared(tree), state.count))
+      news.append(trigger(squared_length(tree), state.count))
       tree = jax.tree.map(lambda x: jnp.where(news[-1], x, 0), tree)
     deliveries.append(channel.send(tree, state.channel, key, state.count))
     return deliveries[-1].own, deliveries[-1].received
@@ -353,7 +346,8 @@ def _sent_through(channel: Channel, tree: Any) -> Any:
   return jax.tree_util.tree_map_with_path(choose, tree)
 
 
-def _squared(tree: Any) -> jax.Array:
+def squared_length(tree: Any) -> jax.Array:
+  """The sum of squares of all entries of a tree, in float32."""
   parts = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
   return sum(parts, start=jnp.zeros(()))
 

@@ -31,6 +31,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jax_dsgd import collectives
+
 Through = Callable[[Any], tuple[Any, Any]]
 
 
@@ -104,7 +106,7 @@ def residual() -> Memory:
   """
 
   def send(state: ResidualState, x: Any, through: Through) -> tuple[Any, Any, ResidualState]:
-    due = jax.tree.map(lambda x, e: _wide(x) + e, x, state.residual)
+    due = jax.tree.map(jnp.add, collectives.widened(x), state.residual)
     own, received = through(due)
     return own, received, ResidualState(jax.tree.map(jnp.subtract, due, own))
 
@@ -135,7 +137,7 @@ def momentum_residual(momentum: float) -> Memory:
   def send(
     state: MomentumResidualState, x: Any, through: Through
   ) -> tuple[Any, Any, MomentumResidualState]:
-    u = jax.tree.map(lambda u, x: momentum * u + _wide(x), state.velocity, x)
+    u = jax.tree.map(lambda u, x: momentum * u + x, state.velocity, collectives.widened(x))
     own, received = through(u)
     kept = jax.tree.map(lambda u, c: jnp.where(c != 0, u, u / momentum), u, own)
     return own, received, MomentumResidualState(kept)
@@ -169,7 +171,7 @@ def momentum_correction(momentum: float) -> Memory:
   def send(
     state: MomentumCorrectionState, x: Any, through: Through
   ) -> tuple[Any, Any, MomentumCorrectionState]:
-    v = jax.tree.map(lambda v, x: momentum * v + _wide(x), state.velocity, x)
+    v = jax.tree.map(lambda v, x: momentum * v + x, state.velocity, collectives.widened(x))
     due = jax.tree.map(jnp.add, state.accumulated, v)
     own, received = through(due)
     after = MomentumCorrectionState(
@@ -209,7 +211,7 @@ def reference(*, step: float | Callable[[int], float] = 1.0) -> Memory:
     _require_step(step)
 
   def send(state: ReferenceState, x: Any, through: Through) -> tuple[Any, Any, ReferenceState]:
-    sent, arrived = through(jax.tree.map(lambda x, h: _wide(x) - h, x, state.reference))
+    sent, arrived = through(jax.tree.map(jnp.subtract, collectives.widened(x), state.reference))
     own = jax.tree.map(jnp.add, state.reference, sent)
     received = jax.tree.map(jnp.add, state.received, arrived)
     if step == 1:
@@ -236,10 +238,6 @@ def _require_step(step: float) -> float:
 def _require_momentum(name: str, momentum: float) -> None:
   if isinstance(momentum, bool) or not isinstance(momentum, int | float) or not 0 < momentum < 1:
     raise ValueError(f'{name} got momentum={momentum!r}; accepted are numbers in (0, 1)')
-
-
-def _wide(x: jax.Array) -> jax.Array:
-  return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _zeros(like: Any) -> Any:

@@ -37,17 +37,17 @@ class Control(NamedTuple):
   view: Any = None
 
 
+def told(extra: dict[str, Any], field: str) -> Any:
+  """What the extra argument `control` says in a field; None where it says nothing."""
+  return getattr(extra.get('control'), field, None)
+
+
 def share_of(control: Control | None) -> jax.Array | None:
   """The weight that a control row gives to a contribution: 0 of a worker that is not active."""
   if control is None or (control.weight is None and control.active is None):
     return None
   weight = jnp.float32(1) if control.weight is None else jnp.asarray(control.weight, jnp.float32)
   return weight if control.active is None else jnp.where(control.active, weight, 0)
-
-
-def is_active(control: Control | None) -> jax.Array | None:
-  """Whether a control row lets a worker take part; None where it does not say."""
-  return None if control is None else control.active
 
 
 def limit_local_steps(

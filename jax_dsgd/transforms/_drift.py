@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from jax_dsgd import collectives, ledger
+from jax_dsgd.transforms._control import told
 from jax_dsgd.transforms._meeting import AtMeeting
 
 
@@ -53,7 +54,7 @@ def correct_drift() -> optax.GradientTransformationExtraArgs:
     return DriftState(zeros, zeros, zeros, *collectives.vary_with(counters, params))
 
   def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, DriftState]:
-    active = getattr(extra.get('control'), 'active', None)
+    active = told(extra, 'active')
     active = state.active if active is None else jnp.asarray(active, bool)
     correct = lambda g, own, shared: g - own + shared  # noqa: E731
     corrected = jax.tree.map(correct, collectives.crossing(updates), state.own, state.shared)

@@ -101,14 +101,14 @@ def lazy_mean(
     now, then = (
       collectives.crossing(grad_fn(collectives.fill(at, params))) for at in (here, state.stale)
     )
-    change = _squared(jax.tree.map(jnp.subtract, now, then))
+    change = exchange.squared_length(jax.tree.map(jnp.subtract, now, then))
     limit = weight * jnp.sum(state.steps) / collectives.worker_count(axis_name) ** 2
     # Not `change >= limit`: a NaN is sent, where it is seen.
     sends = ~(change < limit) | (state.staleness >= window)
     slots = _last_values(compressor, sends, axis_name=axis_name)
     _, received, sent = exchange.send(updates, state.exchange, memory=memory, channel=slots)
     updates = optax.tree.cast_like(received, updates)
-    step = _squared(collectives.crossing(updates))
+    step = exchange.squared_length(collectives.crossing(updates))
     after = LazyState(
       sent._replace(memory=_choose(sends, sent.memory, state.exchange.memory)),
       _choose(sends, here, state.stale),
@@ -167,8 +167,3 @@ def _last_values(
 
 def _choose(condition: jax.Array | bool, then: Any, otherwise: Any) -> Any:
   return jax.tree.map(lambda x, y: jnp.where(condition, x, y), then, otherwise)
-
-
-def _squared(tree: Any) -> jax.Array:
-  parts = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in jax.tree.leaves(tree)]
-  return sum(parts, start=jnp.zeros(()))

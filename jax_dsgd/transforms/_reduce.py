@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from jax_dsgd import collectives, compressors, exchange, ledger, memories
-from jax_dsgd.transforms._control import is_active, share_of
+from jax_dsgd.transforms._control import share_of, told
 
 Weights = Sequence[float] | np.ndarray | Callable[[jax.Array], jax.Array]
 
@@ -184,7 +184,7 @@ def exchanged_mean(
     updates: Any, state: Any, params: Any = None, **extra: Any
   ) -> tuple[Any, exchange.ExchangeState]:
     collectives.require_varying(collectives.crossing(updates), axis_name)
-    active = is_active(extra.get('control'))
+    active = told(extra, 'active')
     if active is None:
       _, received, state = exchange.send(updates, state, memory=memory, channel=channel)
       return optax.tree.cast_like(received, updates), state

@@ -10,11 +10,12 @@ import numpy as np
 import optax
 
 from jax_dsgd import codes, collectives, ledger
+from jax_dsgd.transforms._control import told
 from jax_dsgd.transforms._gossip import as_updates, moved
 
 
 def _required(extra: dict[str, Any], field: str, name: str) -> jax.Array:
-  value = getattr(extra.get('control'), field, None)
+  value = told(extra, field)
   if value is None:
     raise ValueError(f'{name} follows a trace: call update(..., control=control) with its {field}')
   return value
@@ -33,7 +34,7 @@ def only_when_active(tx: optax.GradientTransformation) -> optax.GradientTransfor
 
   def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
     stepped, after = tx.update(updates, state, params, **extra)
-    active = getattr(extra.get('control'), 'active', None)
+    active = told(extra, 'active')
     if active is None:
       return stepped, after
     rests = jax.tree.map(jnp.zeros_like, stepped), state
@@ -78,7 +79,7 @@ def mix_groups(*, axis_name: str) -> optax.GradientTransformationExtraArgs:
     if params is None:
       raise ValueError('mix_groups averages parameters: call update(updates, state, params)')
     group = _required(extra, 'group', 'mix_groups')
-    weight = getattr(extra.get('control'), 'weight', None)
+    weight = told(extra, 'weight')
     here = collectives.crossing(params)
     collectives.require_varying(here, axis_name)
     target = moved(params, updates)
@@ -231,7 +232,7 @@ def coded_sum(code: codes.GradientCode, *, axis_name: str) -> optax.GradientTran
 
   def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, CodedState]:
     collectives.require_varying(collectives.crossing(updates), axis_name)
-    active = getattr(extra.get('control'), 'active', None)
+    active = told(extra, 'active')
     alive = collectives.vary(jnp.asarray(True if active is None else active, bool), axis_name)
     everybody = collectives.gather(alive, axis_name)[None]
     match = (jnp.asarray(table.alive) == everybody).all(axis=1)

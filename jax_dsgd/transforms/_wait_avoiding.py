@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from jax_dsgd import collectives, compressors, exchange, memories, topologies
+from jax_dsgd.transforms._control import told
 from jax_dsgd.transforms._gossip import as_updates, moved, require_rows
 
 
@@ -81,7 +82,7 @@ def mix_without_waiting(
     here = collectives.crossing(params)
     collectives.require_varying(here, axis_name)
     y = optax.tree.cast_like(moved(params, updates), here)
-    late = getattr(extra.get('control'), 'late', None)
+    late = told(extra, 'late')
     given = y if late is None else _where(late, state.buffer, y)
 
     def over(channel: exchange.Channel, values: Any) -> Any:
